@@ -1,0 +1,93 @@
+// What the backward does row by row, before and after the main kernel: D = rowsum(dO * O) - dlse with the clearing of
+// dQ's sum, and dQ = scale * sum in the element type. One thread block per block of queries of one head, in TileOrder.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "attention/scheduler.h"
+#include "kernels/v2/dq_accumulator.cuh"
+#include "tile/copy.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace flash_cuda::v2 {
+
+inline constexpr int kRowThreads = 256;
+
+// The dot product of two chunks of 8 elements, in float32.
+template <class Element>
+__device__ __forceinline__ float dot_chunk(const Element* a, const Element* b) {
+  const uint4 a8 = *reinterpret_cast<const uint4*>(a);
+  const uint4 b8 = *reinterpret_cast<const uint4*>(b);
+  const auto* x = reinterpret_cast<const uint16_t*>(&a8);
+  const auto* y = reinterpret_cast<const uint16_t*>(&b8);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += ptx::cvt_f32<Element>(x[i]) * ptx::cvt_f32<Element>(y[i]);
+  return sum;
+}
+
+template <class Element, class Tile>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_prepare_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order) {
+  // Enough lanes for the chunks of a row, a power of two so that a warp shuffle can sum them.
+  constexpr int kChunks = Tile::kHeadDim / tile::kChunkElements;
+  constexpr int kLanes = kChunks <= 4 ? 4 : kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
+  const WorkTile work = order.tile(blockIdx.x);
+  const int row_begin = work.block * Tile::kBlockM;
+  const int row_end = min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q);
+  const int column = threadIdx.x % kLanes * tile::kChunkElements;
+  const auto* out =
+      static_cast<const Element*>(p.out) + work.batch * p.out_strides.batch + work.head * p.out_strides.head;
+  const auto* dout =
+      static_cast<const Element*>(p.dout) + work.batch * p.dout_strides.batch + work.head * p.dout_strides.head;
+  const int64_t head_rows = (int64_t{work.batch} * p.shape.heads_q + work.head) * p.shape.seqlen_q;
+
+  for (int first = row_begin; first < row_end; first += kRowThreads / kLanes) {
+    const int row = first + int(threadIdx.x) / kLanes;
+    float delta = 0.f;
+    if (row < row_end && column < p.shape.head_dim) {
+      delta = dot_chunk(out + row * p.out_strides.row + column, dout + row * p.dout_strides.row + column);
+    }
+#pragma unroll
+    for (int width = kLanes / 2; width > 0; width /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, width);
+    if (row < row_end && column == 0) {
+      p.row_delta[head_rows + row] = delta - (p.dlse == nullptr ? 0.f : p.dlse[head_rows + row]);
+    }
+  }
+
+  if (p.dq == nullptr) return;
+  const DqAccumulator<Tile> accumulator(p, work.batch, work.head, work.block);
+  accumulator.clear(threadIdx.x, kRowThreads);
+  if (p.turns != nullptr && threadIdx.x == 0) accumulator.reset_turn(p);
+}
+
+template <class Element, class Tile>
+__global__ void __launch_bounds__(Tile::kBlockM * 2)
+    backward_finish_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order) {
+  __shared__ tile::SharedTile<Tile::kBlockM, Tile::kHeadDim> rows;
+  const uint32_t rows_tile = ptx::shared_address(&rows);
+  const WorkTile work = order.tile(blockIdx.x);
+  const int row_begin = work.block * Tile::kBlockM;
+  const int warp = threadIdx.x / 32;  // owns 16 rows
+  const tile::RowColumn mine = tile::accumulator_element(threadIdx.x % 32, 0);
+  const DqAccumulator<Tile> accumulator(p, work.batch, work.head, work.block);
+#pragma unroll
+  for (int n = 0; n < Tile::kHeadDim / 8; ++n) {
+    alignas(16) float dq[4];
+    accumulator.read(dq, warp, n);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      ptx::st_shared_b32(
+          rows_tile + tile::Swizzle<Tile::kHeadDim>::offset(warp * 16 + half * 8 + mine.row, n) + mine.column * 2,
+          ptx::cvt_rn_x2_f32<Element>(dq[2 * half] * p.scale, dq[2 * half + 1] * p.scale));
+    }
+  }
+  __syncwarp();
+  auto* out = static_cast<Element*>(p.dq) + work.batch * p.dq_strides.batch + work.head * p.dq_strides.head +
+              row_begin * p.dq_strides.row;
+  tile::store_rows<Tile::kHeadDim, 1>(rows_tile, out, p.dq_strides.row, warp * 16,
+                                      min_of(Tile::kBlockM, p.shape.seqlen_q - row_begin), p.shape.head_dim);
+}
+
+}  // namespace flash_cuda::v2

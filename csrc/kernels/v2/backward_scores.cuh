@@ -1,0 +1,108 @@
+// Between the products of the backward: S^T and dP^T, keys along the rows and queries along the columns, become P^T and
+// dS^T in the registers of a warp, are masked, and go to shared memory.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "attention/band.h"
+#include "attention/softmax.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "tile/fragment.h"
+#include "tile/swizzle.h"
+#include "tile/warp_gemm.cuh"
+
+namespace flash_cuda::v2 {
+
+// Element i of S^T in turn becomes P^T = exp(scale * S - lse), column pair by column pair so that each lse is read
+// once: work to do beside the products of dP^T.
+template <int MTiles, int NTiles>
+class Exponentiate {
+  static constexpr int kPerPair = MTiles * 4;
+
+ public:
+  static constexpr int kElements = NTiles * kPerPair;
+
+  __device__ Exponentiate(tile::Accumulator<MTiles, NTiles>& s, const float* lse, const float scale_log2)
+      : s_(s), lse_(lse + tile::accumulator_element(threadIdx.x % 32, 0).column), scale_log2_(scale_log2) {}
+
+  __device__ __forceinline__ void operator()(const int i) {
+    const int n = i / kPerPair;
+    if (i % kPerPair == 0) {
+      const float2 lse = *reinterpret_cast<const float2*>(lse_ + 8 * n);
+      log2_sum_[0] = exponent(lse.x);
+      log2_sum_[1] = exponent(lse.y);
+    }
+    float& x = s_[i % kPerPair / 4][n][i % 4];
+    x = ptx::ex2_approx_ftz(fmaf(x, scale_log2_, -log2_sum_[i % 2]));
+  }
+
+ private:
+  // A row that sees only scores of -inf, or none, has lse = -inf: 0 in its place gives P = exp(-inf) = 0 and not
+  // exp(NaN).
+  static __device__ __forceinline__ float exponent(const float lse) { return lse == -INFINITY ? 0.f : lse * kLog2e; }
+
+  tile::Accumulator<MTiles, NTiles>& s_;
+  const float* lse_;
+  float scale_log2_;
+  float log2_sum_[2];
+};
+
+// dP^T becomes dS^T = P^T * (dP^T - D).
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void differentiate_softmax(const tile::Accumulator<MTiles, NTiles>& p,
+                                                      tile::Accumulator<MTiles, NTiles>& dp, const float* delta) {
+  const int column = tile::accumulator_element(threadIdx.x % 32, 0).column;
+#pragma unroll
+  for (int n = 0; n < NTiles; ++n) {
+    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + column);
+#pragma unroll
+    for (int m = 0; m < MTiles; ++m)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - (e % 2 ? d.y : d.x));
+  }
+}
+
+// P^T and dS^T of unseen pairs become 0. Selected, not multiplied: what an unseen pair computes may be NaN, and the lse
+// of a row without keys is -inf.
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void mask_transposed(tile::Accumulator<MTiles, NTiles>& p,
+                                                tile::Accumulator<MTiles, NTiles>& ds, const Band band,
+                                                const int first_key, const int first_row, const int seqlen_k) {
+  const tile::RowColumn mine = tile::accumulator_element(threadIdx.x % 32, 0);
+#pragma unroll
+  for (int r = 0; r < 2 * MTiles; ++r) {
+    // Rows begin <= row < end see this lane's key, counted from the lane's first column.
+    const int key = first_key + r / 2 * 16 + r % 2 * 8 + mine.row;
+    const int begin = key - band.upper - first_row - mine.column;
+    const int end = key < seqlen_k ? key - band.lower + 1 - first_row - mine.column : begin;
+#pragma unroll
+    for (int n = 0; n < NTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (8 * n + e < begin || 8 * n + e >= end) {
+          p[r / 2][n][2 * (r % 2) + e] = 0.f;
+          ds[r / 2][n][2 * (r % 2) + e] = 0.f;
+        }
+      }
+  }
+}
+
+// The warp's part of a transposed score matrix, rounded, into a shared tile with a row per key.
+template <class Element, int Columns, int MTiles, int NTiles>
+__device__ __forceinline__ void store_scores(const uint32_t tile, const tile::Accumulator<MTiles, NTiles>& acc,
+                                             const int first_row, const int first_column) {
+  const tile::RowColumn mine = tile::accumulator_element(threadIdx.x % 32, 0);
+#pragma unroll
+  for (int r = 0; r < 2 * MTiles; ++r) {
+    const int row = first_row + r / 2 * 16 + r % 2 * 8 + mine.row;
+#pragma unroll
+    for (int n = 0; n < NTiles; ++n) {
+      ptx::st_shared_b32(tile + tile::Swizzle<Columns>::offset(row, first_column / 8 + n) + mine.column * 2,
+                         ptx::cvt_rn_x2_f32<Element>(acc[r / 2][n][2 * (r % 2)], acc[r / 2][n][2 * (r % 2) + 1]));
+    }
+  }
+}
+
+}  // namespace flash_cuda::v2

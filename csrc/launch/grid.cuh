@@ -1,0 +1,45 @@
+// What every launch does: raise the shared-memory limit where a kernel needs it, one-dimensional grid, report the
+// error.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "attention/scheduler.h"
+
+namespace flash_cuda {
+
+inline constexpr int kDefaultSharedMemory = 48 * 1024;  // what a kernel may use without asking
+
+// Asked once for a kernel and device: the call costs as much host time as a launch.
+template <auto Kernel>
+cudaError_t allow_shared_memory(const int bytes) {
+  static std::atomic<uint64_t> allowed{0};  // a bit for each device
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (error != cudaSuccess || (allowed.load(std::memory_order_relaxed) & bit) != 0) return error;
+  error = cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess && device < 64) allowed.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
+// Kernel takes (Params, TileOrder); a kernel always asks for the same shared_bytes.
+template <auto Kernel, class Params>
+cudaError_t launch_grid(const int threads, const int shared_bytes, const Params& params, const TileOrder& order,
+                        cudaStream_t stream) {
+  if (order.tiles() == 0) return cudaSuccess;
+  if (order.tiles() > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (shared_bytes > kDefaultSharedMemory) {
+    const cudaError_t error = allow_shared_memory<Kernel>(shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  Kernel<<<unsigned(order.tiles()), threads, shared_bytes, stream>>>(params, order);
+  return cudaGetLastError();
+}
+
+constexpr int blocks_of(int length, int block) { return (length + block - 1) / block; }
+
+}  // namespace flash_cuda

@@ -1,0 +1,3 @@
+#include "launch/v2_forward.cuh"
+
+template cudaError_t flash_cuda::launch_v2_forward<__half>(const ForwardParams&, const DeviceLimits&, cudaStream_t);

@@ -1,0 +1,72 @@
+#include "ops/device.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <array>
+#include <cstdlib>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+namespace flash_cuda::ops {
+namespace {
+
+struct DeviceFacts {
+  std::once_flag once;
+  int compute_capability = 0;
+  DeviceLimits limits{};
+};
+
+constexpr int kMaxDevices = 64;
+std::array<DeviceFacts, kMaxDevices> facts;
+
+int attribute(const char* op, const cudaDeviceAttr which, const int device) {
+  int value = 0;
+  check_cuda(op, cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
+}  // namespace
+
+DeviceLimits device_limits(const char* op, const int device) {
+  DeviceFacts& f = facts.at(device);
+  std::call_once(f.once, [&] {
+    f.compute_capability = 10 * attribute(op, cudaDevAttrComputeCapabilityMajor, device) +
+                           attribute(op, cudaDevAttrComputeCapabilityMinor, device);
+    f.limits = {attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                attribute(op, cudaDevAttrL2CacheSize, device)};
+  });
+  if (f.compute_capability < 80) {
+    throw std::runtime_error(std::string(op) + ": expected a GPU of compute capability 8.0 or later, got " +
+                             std::to_string(f.compute_capability / 10) + "." +
+                             std::to_string(f.compute_capability % 10));
+  }
+  DeviceLimits limits = f.limits;
+  if (const char* lower = std::getenv("FLASH_CUDA_SHARED_MEMORY_LIMIT")) {
+    const int bytes = std::atoi(lower);
+    if (bytes > 0 && bytes < limits.shared_memory) limits.shared_memory = bytes;
+  }
+  return limits;
+}
+
+cudaStream_t current_stream(const int device) {
+  void* stream = nullptr;
+  if (aoti_torch_get_current_cuda_stream(device, &stream) != AOTI_TORCH_SUCCESS) {
+    throw std::runtime_error("flash_cuda: PyTorch has no current stream for cuda:" + std::to_string(device));
+  }
+  return static_cast<cudaStream_t>(stream);
+}
+
+void check_cuda(const char* op, const cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::string text = std::string(op) + ": CUDA error: " + cudaGetErrorString(error);
+  if (error == cudaErrorNoKernelImageForDevice) {
+    text += "; this build holds no kernel for this GPU, rebuild with TORCH_CUDA_ARCH_LIST set to its architecture";
+  }
+  if (error == cudaErrorInvalidConfiguration) {
+    text += "; the call needs more thread blocks than a grid may have, split it along the batch";
+  }
+  throw std::runtime_error(text);
+}
+
+}  // namespace flash_cuda::ops

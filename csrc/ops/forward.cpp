@@ -1,0 +1,60 @@
+// flash_cuda::fwd on CUDA.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "launch/launch.h"
+#include "ops/checks.h"
+#include "ops/device.h"
+#include "ops/tensors.h"
+
+namespace flash_cuda::ops {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+constexpr const char* kOp = "flash_cuda.fwd";
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, std::optional<double> scale,
+                                   int64_t window_left, int64_t window_right, std::string kernel) {
+  const Shape given = check_qkv(kOp, q, k, v);
+  const Band band = check_window(kOp, given, window_left, window_right);
+  const float score_scale = check_scale(kOp, scale, given.head_dim);
+  check_kernel(kOp, kernel);
+  const int device = q.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const DeviceLimits limits = device_limits(kOp, device);
+
+  Shape shape = given;
+  shape.head_dim = padded_head_dim(given.head_dim);
+  const Tensor q_rows = readable(q), k_rows = readable(k), v_rows = readable(v);
+  const Tensor out = allocate(q, {shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim}, dtype_of(q));
+  const Tensor lse = allocate(q, {shape.batch, shape.heads_q, shape.seqlen_q}, aoti_torch_dtype_float32());
+  const ForwardParams params{shape,
+                             band,
+                             score_scale,
+                             q_rows.data_ptr(),
+                             k_rows.data_ptr(),
+                             v_rows.data_ptr(),
+                             out.data_ptr(),
+                             static_cast<float*>(lse.data_ptr()),
+                             strides_of(q_rows),
+                             strides_of(k_rows),
+                             strides_of(v_rows),
+                             strides_of(out)};
+  const auto launch =
+      q.scalar_type() == ScalarType::Half ? launch_v2_forward<__half> : launch_v2_forward<__nv_bfloat16>;
+  check_cuda(kOp, launch(params, limits, current_stream(device)));
+  return {cut_columns(out, given.head_dim), lse};
+}
+
+}  // namespace
+}  // namespace flash_cuda::ops
+
+STABLE_TORCH_LIBRARY_IMPL(flash_cuda, CUDA, m) { m.impl("fwd", TORCH_BOX(&flash_cuda::ops::forward)); }

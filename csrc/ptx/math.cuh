@@ -1,0 +1,52 @@
+// Single-instruction arithmetic and conversions.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace flash_cuda::ptx {
+
+// 2^x. Without .ftz the compiler adds a range test and two multiplications around the instruction.
+__device__ __forceinline__ float ex2_approx_ftz(const float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two float32 to one packed pair of 16-bit elements, round to nearest even; `lo` is the lower half.
+template <class Element>
+__device__ __forceinline__ uint32_t cvt_rn_x2_f32(float lo, float hi);
+
+template <>
+__device__ __forceinline__ uint32_t cvt_rn_x2_f32<__half>(const float lo, const float hi) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+  return packed;
+}
+
+template <>
+__device__ __forceinline__ uint32_t cvt_rn_x2_f32<__nv_bfloat16>(const float lo, const float hi) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+  return packed;
+}
+
+// The bits of one 16-bit element to float32, exactly.
+template <class Element>
+__device__ __forceinline__ float cvt_f32(uint16_t bits);
+
+template <>
+__device__ __forceinline__ float cvt_f32<__half>(const uint16_t bits) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+  return y;
+}
+
+template <>
+__device__ __forceinline__ float cvt_f32<__nv_bfloat16>(const uint16_t bits) {
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+
+}  // namespace flash_cuda::ptx

@@ -1,0 +1,94 @@
+// The constexpr geometry that the kernels run on, called from pytest (tests/test_host.py) without a GPU.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+#include "attention/band.h"
+#include "attention/scheduler.h"
+#include "kernels/v2/config.h"
+#include "launch/head_dim.h"
+#include "tile/fragment.h"
+#include "tile/swizzle.h"
+
+namespace {
+
+using flash_cuda::Band;
+using flash_cuda::TileOrder;
+
+// Calls visit(integral_constant<int, C>) for a width that tiles have.
+template <class Visitor>
+auto visit_columns(const int columns, Visitor&& visit) {
+  switch (columns) {
+    case 32:
+      return visit(std::integral_constant<int, 32>{});
+    case 64:
+      return visit(std::integral_constant<int, 64>{});
+    case 96:
+      return visit(std::integral_constant<int, 96>{});
+    case 128:
+      return visit(std::integral_constant<int, 128>{});
+    case 192:
+      return visit(std::integral_constant<int, 192>{});
+    case 256:
+      return visit(std::integral_constant<int, 256>{});
+    default:
+      throw std::invalid_argument("columns: expected 32, 64, 96, 128, 192 or 256");
+  }
+}
+
+std::pair<int, int> pair_of(const flash_cuda::BlockRange range) { return {range.begin, range.end}; }
+
+}  // namespace
+
+PYBIND11_MODULE(flash_cuda_host, m) {
+  m.def("band", [](int sq, int sk, int left, int right) {
+    const Band b = Band::from_window(sq, sk, left, right);
+    return std::pair(b.lower, b.upper);
+  });
+  m.def("visible", [](int lower, int upper, int row, int key) { return Band{lower, upper}.visible(row, key); });
+  m.def("key_blocks", [](int lower, int upper, int row_begin, int row_end, int sk, int width) {
+    return pair_of(Band{lower, upper}.key_blocks(row_begin, row_end, sk, width));
+  });
+  m.def("query_blocks", [](int lower, int upper, int key_begin, int key_end, int sq, int height) {
+    return pair_of(Band{lower, upper}.query_blocks(key_begin, key_end, sq, height));
+  });
+  m.def("covers", [](int lower, int upper, int row_begin, int row_end, int key_begin, int key_end, int sk) {
+    return Band{lower, upper}.covers(row_begin, row_end, key_begin, key_end, sk);
+  });
+  m.def("swizzle_offset", [](int columns, int row, int chunk) {
+    return visit_columns(columns, [&](auto c) { return flash_cuda::tile::Swizzle<c>::offset(row, chunk); });
+  });
+  m.def("swizzle_step_pairs", [](int columns, unsigned offset, int pair) {
+    return visit_columns(columns, [&](auto c) { return flash_cuda::tile::Swizzle<c>::step_pairs(offset, pair); });
+  });
+  m.def("accumulator_element", [](int lane, int e) {
+    const auto at = flash_cuda::tile::accumulator_element(lane, e);
+    return std::pair(at.row, at.column);
+  });
+  m.def("lane_row_a", [](int lane) {
+    const auto at = flash_cuda::tile::lane_row_a(lane);
+    return std::pair(at.row, at.chunk);
+  });
+  m.def("lane_row_b", [](int lane) {
+    const auto at = flash_cuda::tile::lane_row_b(lane);
+    return std::pair(at.row, at.chunk);
+  });
+  m.def("tile_order",
+        [](int blocks, int heads, int batches, int blocks_per_phase, int heads_per_section, bool ascending) {
+          const TileOrder order{blocks, heads, batches, blocks_per_phase, heads_per_section, ascending};
+          std::vector<std::tuple<int, int, int>> tiles;
+          for (unsigned i = 0; i < order.tiles(); ++i) {
+            const auto t = order.tile(i);
+            tiles.emplace_back(t.block, t.head, t.batch);
+          }
+          return tiles;
+        });
+  m.def("section_for", &TileOrder::section_for);
+  // The head dim of the kernel that serves `head_dim`.
+  m.def("kernel_head_dim",
+        [](int head_dim) { return flash_cuda::visit_head_dim(head_dim, [](auto d) { return int(d); }); });
+}

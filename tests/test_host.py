@@ -1,0 +1,201 @@
+"""The constexpr geometry of the kernels (tests/host/module.cpp) against brute force; needs no GPU.
+
+Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.host.load import flash_cuda_host
+
+WIDTHS = [32, 64, 96, 128, 192, 256]  # columns of a tile
+LANES = np.arange(32)
+
+examples = settings(deadline=None, max_examples=150)
+# csrc/ops refuses longer sequences, so that the sums in band.h stay in 32 bits.
+long = st.integers(1, 2**29 - 1) | st.just(2**29 - 1)
+long_windows = st.integers(-1, 2**31 - 1) | st.sampled_from([-1, 2**31 - 1])
+lengths = st.integers(0, 33)
+windows = st.integers(-1, 40)
+counts = st.integers(1, 6)
+sizes = st.sampled_from([1, 2, 3, 5, 8, 16])
+
+
+@pytest.fixture(scope="session")
+def host(pytestconfig):
+    return flash_cuda_host(pytestconfig.cache.mkdir("flash_cuda_host"))
+
+
+def visible_pairs(sq, sk, left, right) -> np.ndarray:
+    """(sq, sk) bool, from the definition of the window."""
+    distance = np.arange(sk) - (np.arange(sq)[:, None] + sk - sq)
+    return ((left < 0) | (distance >= -left)) & ((right < 0) | (distance <= right))
+
+
+def blocks_of(length: int, size: int) -> list[slice]:
+    return [slice(begin, min(begin + size, length)) for begin in range(0, length, size)]
+
+
+@examples
+@given(sq=lengths, sk=lengths, left=windows, right=windows)
+def test_band_is_the_window(host, sq, sk, left, right):
+    band = host.band(sq, sk, left, right)
+    seen = [[host.visible(*band, i, j) for j in range(sk)] for i in range(sq)]
+    assert np.array_equal(np.array(seen, bool).reshape(sq, sk), visible_pairs(sq, sk, left, right))
+
+
+@examples
+@given(sq=lengths, sk=lengths, left=windows, right=windows, height=sizes, width=sizes)
+def test_blocks_of_the_band_are_exact(host, sq, sk, left, right, height, width):
+    """From either side, the same pairs: the deterministic backward counts its turns by them."""
+    band = host.band(sq, sk, left, right)
+    seen = visible_pairs(sq, sk, left, right)
+    rows, keys = blocks_of(sq, height), blocks_of(sk, width)
+    todo = {(m, n) for m, r in enumerate(rows) for n, c in enumerate(keys) if seen[r, c].any()}
+    of_rows = [host.key_blocks(*band, r.start, r.stop, sk, width) for r in rows]
+    of_keys = [host.query_blocks(*band, c.start, c.stop, sq, height) for c in keys]
+    by_rows = {(m, n) for m, blocks in enumerate(of_rows) for n in range(*blocks)}
+    by_keys = {(m, n) for n, blocks in enumerate(of_keys) for m in range(*blocks)}
+    assert by_rows == todo and by_keys == todo
+
+
+@examples
+@given(sq=lengths, sk=lengths, left=windows, right=windows, height=sizes, width=sizes)
+def test_covers_means_every_pair(host, sq, sk, left, right, height, width):
+    band = host.band(sq, sk, left, right)
+    seen = visible_pairs(sq, sk, left, right)
+    for r in blocks_of(sq, height):
+        for begin in range(0, sk + width, width):  # the last one hangs over, or lies past the end
+            end = begin + width
+            every = end <= sk and bool(seen[r, begin:end].all())
+            assert host.covers(*band, r.start, r.stop, begin, end, sk) == every
+
+
+@examples
+@given(sq=long, sk=long, left=long_windows, right=long_windows, at=st.floats(0, 1))
+def test_band_of_long_sequences_does_not_overflow(host, sq, sk, left, right, at):
+    band = host.band(sq, sk, left, right)
+    lower = sk - sq - (sq + sk if left < 0 else left)
+    upper = sk - sq + (sq + sk if right < 0 else right)
+    row, key = int(at * (sq - 1)), int(at * (sk - 1))
+    calls = [
+        (host.key_blocks(*band, row, row + 128, sk, 64), row + lower, row + 128 + upper, sk),
+        (host.query_blocks(*band, key, key + 128, sq, 64), key - upper, key + 128 - lower, sq),
+    ]
+    for (begin, end), first, last, length in calls:
+        first, last = max(0, first), min(length, last)
+        assert begin >= end if last <= first else (begin, end) == (first // 64, -(-last // 64))
+
+
+def offsets(host, columns: int, rows: int = 64) -> np.ndarray:
+    """(rows, chunks of 16 bytes): byte offsets of a tile's chunks."""
+    at = [host.swizzle_offset(columns, r, c) for r in range(rows) for c in range(columns // 8)]
+    return np.array(at).reshape(rows, -1)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_swizzle_is_a_bijection_without_bank_conflicts(host, columns):
+    at = offsets(host, columns)
+    assert np.array_equal(np.sort(at, axis=None), np.arange(at.size) * 16)
+    # Copies and views step by multiples of 8 rows with an addition.
+    assert np.array_equal(at[8:], at[:-8] + 8 * columns * 2)
+    groups = np.lib.stride_tricks.sliding_window_view(at // 16 % 8, 8, axis=0)
+    assert (np.sort(groups, axis=-1) == np.arange(8)).all()
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_step_pairs_is_an_offset(host, columns):
+    at = offsets(host, columns, rows=16)
+    for base in (0, 128, 5 * 128):  # of the tile, which begins with a 128-byte line
+        for (row, chunk), offset in np.ndenumerate(at):
+            stepped = host.swizzle_step_pairs(columns, base + at[row, chunk % 2], chunk // 2)
+            assert stepped == base + offset
+
+
+def test_accumulator_elements(host):
+    at = np.array([[host.accumulator_element(lane, e) for e in range(4)] for lane in LANES])
+    assert {tuple(x) for x in at.reshape(-1, 2)} == set(np.ndindex(16, 8))
+    e = np.arange(4)
+    assert np.array_equal(at[..., 0], LANES[:, None] // 4 + 8 * (e >= 2))
+    assert np.array_equal(at[..., 1], LANES[:, None] % 4 * 2 + e % 2)
+
+
+def operand_a() -> tuple[np.ndarray, np.ndarray]:
+    """(m, k) of element [lane, i], i = 0..7: a0, a1 in register 0, ..."""
+    i, lane = np.arange(8), LANES[:, None]
+    return lane // 4 + 8 * (i % 4 >= 2), lane % 4 * 2 + i % 2 + 8 * (i >= 4)
+
+
+def operands_b() -> tuple[np.ndarray, np.ndarray]:
+    """(k, n) of element [lane, i]: b0..b3 of columns 0..7, then b0..b3 of columns 8..15."""
+    i, lane = np.arange(8), LANES[:, None]
+    return lane % 4 * 2 + i % 2 + 8 * (i % 4 >= 2), lane // 4 + 8 * (i >= 4)
+
+
+def ldmatrix_x4(memory: np.ndarray, addresses: np.ndarray, trans: bool) -> np.ndarray:
+    """(32, 8): what lane l gets, two elements a register; memory holds 16-bit elements."""
+    assert (addresses % 16 == 0).all()
+    matrices = memory[addresses[:, None] // 2 + np.arange(8)].reshape(4, 8, 8)
+    matrices = matrices.transpose(0, 2, 1) if trans else matrices
+    return matrices.reshape(4, 32, 2).transpose(1, 0, 2).reshape(32, 8)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_lane_rows_bring_the_operands_of_mma(host, columns):
+    at = offsets(host, columns)
+    tile = np.arange(64 * columns).reshape(64, columns)  # 64 rows; every element names itself
+    memory = np.empty(tile.size, int)
+    memory[(at[..., None] // 2 + np.arange(8)).ravel()] = tile.ravel()
+    (a_m, a_k), (b_k, b_n) = operand_a(), operands_b()
+    loads = [
+        (host.lane_row_a, False, a_m, a_k),  # A stored [m][k]
+        (host.lane_row_a, True, b_k, b_n),  # B stored [k][n]
+        (host.lane_row_b, False, b_n, b_k),  # B stored [n][k]
+        (host.lane_row_b, True, a_k, a_m),  # A stored [k][m]
+    ]
+    for lane_row, trans, row, column in loads:
+        for block, pair in np.ndindex(4, columns // 16):
+            lanes = [lane_row(lane) for lane in LANES]
+            # As tile::LaneView: the address of the first block, stepped.
+            steps = [host.swizzle_step_pairs(columns, at[r, c], pair) for r, c in lanes]
+            addresses = np.array(steps) + block * 16 * columns * 2
+            expected = tile[block * 16 + row, pair * 16 + column]
+            assert np.array_equal(ldmatrix_x4(memory, addresses, trans), expected)
+
+
+def test_accumulators_are_an_operand_as_they_are(host):
+    """Two 16 x 8 accumulators side by side lie in the lanes as one 16 x 16 A operand."""
+    at = np.array([[host.accumulator_element(lane, i % 4) for i in range(8)] for lane in LANES])
+    m, k = operand_a()
+    assert np.array_equal(at[..., 0], m) and np.array_equal(at[..., 1] + 8 * (np.arange(8) > 3), k)
+
+
+@examples
+@given(counts, counts, counts, st.integers(1, 40), st.integers(1, 40), st.booleans())
+def test_tile_order(host, blocks, heads, batches, per_phase, section, up):
+    """Every tile once; phases, in them sections, in them the longest block of all heads first."""
+    tiles = host.tile_order(blocks, heads, batches, per_phase, section, up)
+    expected = []
+    for phase in range(0, blocks, per_phase):
+        for first in range(0, heads * batches, section):
+            for step in range(phase, min(phase + per_phase, blocks)):
+                block = step if up else blocks - 1 - step
+                flat = range(first, min(first + section, heads * batches))
+                expected += [(block, head % heads, head // heads) for head in flat]
+    assert tiles == expected
+
+
+@examples
+@given(st.integers(0, 2**40), st.integers(0, 2**30), st.integers(1, 2**31 - 1))
+def test_section_is_what_half_the_cache_holds(host, bytes_per_head, cache, heads):
+    section = host.section_for(bytes_per_head, cache, heads)
+    assert 1 <= section <= heads
+    assert section == 1 or section * bytes_per_head <= cache // 2
+    assert section == heads or (section + 1) * max(bytes_per_head, 1) > cache // 2
+
+
+def test_kernel_head_dim(host):
+    for head_dim in range(1, 257):
+        assert host.kernel_head_dim(head_dim) == min(w for w in WIDTHS if w >= head_dim)
