@@ -1,0 +1,129 @@
+"""The only lists of shapes: which inputs the tests run on the CPU and on a GPU.
+
+A Case is one call; FORWARD and BACKWARD pair cases with the kernels that must serve them. Every
+head dim meets every band; lengths, heads and dtypes are drawn with a fixed seed, so that collection
+is the same in each pytest-xdist worker.
+"""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    sq: int
+    sk: int
+    heads: int
+    heads_k: int
+    head_dim: int
+    left: int  # window, inclusive, -1 = open
+    right: int
+    dtype: torch.dtype
+    batch: int = 2
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{dtype}-b{self.batch}-s{self.sq}x{self.sk}-h{self.heads}x{self.heads_k}"
+            f"-d{self.head_dim}-w{self.left},{self.right}"
+        )
+
+    @property
+    def window(self) -> dict[str, int]:
+        return {"window_left": self.left, "window_right": self.right}
+
+
+# Every tile width of the kernels, dims just off them, and dims that need padding (40, 59, 111).
+HEAD_DIMS = (8, 16, 32, 40, 59, 64, 72, 80, 96, 111, 128, 136, 160, 192, 224, 248, 256)
+# One head dim of each tile size, for tests about something else than shapes.
+TILE_HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+
+CAUSAL = (-1, 0)
+FULL = (-1, -1)
+BANDS = (
+    FULL, CAUSAL, (0, 0), (0, -1), (31, 0), (-1, 16), (64, -1), (32, 64), (127, 127), (200, 3),
+)  # fmt: skip
+
+# (sq, sk): around multiples of the 64- and 128-row tiles, one row, one key, sq below and above sk.
+SMALL_LENGTHS = (
+    (1, 1), (1, 65), (17, 17), (17, 64), (63, 65), (64, 64), (64, 1), (65, 129), (127, 128),
+    (128, 127), (129, 33), (33, 129), (203, 113),
+)  # fmt: skip
+LENGTHS = SMALL_LENGTHS + (
+    (1, 513), (113, 203), (256, 256), (257, 257), (257, 129), (384, 511), (513, 513), (513, 64),
+    (768, 1000), (1024, 1023), (1025, 2048),
+)  # fmt: skip
+
+# (heads, heads_k): MHA, GQA with even and odd ratios, MQA.
+HEADS = ((1, 1), (4, 4), (3, 3), (4, 2), (6, 2), (14, 2), (6, 1))
+
+CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+GPU_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def _draw(lengths, dtypes, repeats: int, seed: int) -> list[Case]:
+    choose = random.Random(seed).choice
+    return [
+        Case(*choose(lengths), *choose(HEADS), head_dim, *band, choose(dtypes))
+        for _ in range(repeats)
+        for head_dim in HEAD_DIMS
+        for band in BANDS
+    ]
+
+
+CPU_CASES = _draw(SMALL_LENGTHS, CPU_DTYPES, repeats=1, seed=1)
+GPU_CASES = _draw(LENGTHS, GPU_DTYPES, repeats=3, seed=2)
+# Lengths of many tiles, where a wrong stage of the pipeline or a wrong block range would show.
+LONG_CASES = [
+    Case(sq, sk, 2, 1, head_dim, *band, torch.bfloat16, batch=1)
+    for head_dim in TILE_HEAD_DIMS
+    for band in (FULL, CAUSAL, (1000, 0))
+    for sq, sk in ((4096, 4096), (2049, 4097))
+]
+# A few calls of different kind, for tests about something else than shapes.
+FEW_CASES = [
+    Case(65, 129, 4, 2, 64, *FULL, torch.bfloat16),
+    Case(129, 129, 4, 4, 128, *CAUSAL, torch.float16),
+    Case(129, 65, 6, 1, 59, *CAUSAL, torch.bfloat16),
+    Case(128, 203, 3, 3, 96, 31, 0, torch.float16),
+    Case(64, 256, 4, 2, 256, *FULL, torch.bfloat16),
+]
+
+# Bands that hide keys from some rows: what is in those keys must not reach them.
+ISOLATION_CASES = [
+    Case(129, 129, 4, 2, head_dim, *band, torch.float16)
+    for head_dim in TILE_HEAD_DIMS
+    for band in (CAUSAL, (31, 0), (-1, 16), (0, 0))
+]
+
+# Kernels by device, ready for "v1" and "hopper". "auto" must mean the first.
+CPU_KERNELS = ("reference",)
+CUDA_KERNELS = ("v2",)
+
+CPU = pytest.param("cpu", id="cpu")
+CUDA = pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)
+DEVICES = (CPU, CUDA)
+
+
+def with_kernels(cpu_cases, cuda_cases) -> list:
+    """pytest parameters (device, kernel, case), those on CUDA marked `gpu`."""
+    parameters = [
+        pytest.param("cpu", kernel, case, id=f"{kernel}-{case}")
+        for kernel in CPU_KERNELS
+        for case in cpu_cases
+    ]
+    parameters += [
+        pytest.param("cuda", kernel, case, id=f"{kernel}-{case}", marks=pytest.mark.gpu)
+        for kernel in CUDA_KERNELS
+        for case in cuda_cases
+    ]
+    return list({p.id: p for p in parameters}.values())
+
+
+FORWARD = with_kernels(CPU_CASES, GPU_CASES + LONG_CASES)
+BACKWARD = with_kernels(CPU_CASES[::2], GPU_CASES[::2] + GPU_CASES[1::4] + LONG_CASES)
+FEW = with_kernels(FEW_CASES, FEW_CASES)
+ISOLATION = with_kernels(ISOLATION_CASES[4:8], ISOLATION_CASES)

@@ -1,0 +1,242 @@
+"""The forward: values and lse against float64, strides, isolation, dead rows, empty sizes."""
+
+import itertools
+
+import pytest
+import torch
+
+import flash_cuda
+from flash_cuda.reference import naive
+from tests.cases import (
+    BANDS,
+    CAUSAL,
+    DEVICES,
+    FEW,
+    FEW_CASES,
+    FORWARD,
+    FULL,
+    HEADS,
+    ISOLATION,
+    Case,
+)
+from tests.conftest import close_enough, close_lse, make_inputs, poison, references
+
+
+@pytest.mark.parametrize("device, kernel, case", FORWARD)
+def test_values(device, kernel, case):
+    q, k, v, _, _ = make_inputs(case, device)
+    poison(device)
+    out, lse = flash_cuda.fwd(q, k, v, kernel=kernel, **case.window)
+    exact, baseline = references(q, k, v, **case.window)
+    assert out.dtype == q.dtype and out.is_contiguous() and lse.is_contiguous()
+    close_enough(out, exact[0], baseline[0])
+    close_lse(lse, exact[1])
+
+
+@pytest.mark.parametrize("device, kernel, case", FEW)
+def test_attention_is_fwd(device, kernel, case):
+    q, k, v, _, _ = make_inputs(case, device)
+    out, lse = flash_cuda.fwd(q, k, v, kernel=kernel, **case.window)
+    window = (case.left, case.right)
+    assert torch.equal(flash_cuda.attention(q, k, v, window=window), out)
+    also = flash_cuda.attention(q, k, v, window=window, kernel=kernel, return_lse=True)
+    assert torch.equal(also[0], out) and torch.equal(also[1], lse)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 3])
+def test_scale(device, scale):
+    q, k, v, _, _ = make_inputs(FEW_CASES[1], device)
+    out, lse = flash_cuda.attention(q, k, v, scale=scale, causal=True, return_lse=True)
+    exact, baseline = references(q, k, v, scale=scale, window_right=0)
+    close_enough(out, exact[0], baseline[0])
+    close_lse(lse, exact[1])
+
+
+def _transposed(t):
+    return t.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _sliced(t):
+    """As one of three tensors that share their memory, as q, k, v of one projection do."""
+    return torch.stack([t + 1, t, t - 1], dim=2)[:, :, 1]
+
+
+def _last_dim_strided(t):
+    return t.transpose(1, 3).contiguous().transpose(1, 3)
+
+
+def _unaligned(t):
+    """Rows that start at 2 bytes past a multiple of 16."""
+    *sizes, head_dim = t.shape
+    memory = t.new_zeros(*sizes, head_dim + 8 + head_dim % 2)
+    memory[..., 1 : head_dim + 1] = t
+    return memory[..., 1 : head_dim + 1]
+
+
+def _odd_rows(t):
+    """Rows that lie an odd number of elements apart."""
+    memory = t.new_zeros(*t.shape[:-1], t.shape[-1] + 1 + t.shape[-1] % 2)
+    memory[..., : t.shape[-1]] = t
+    return memory[..., : t.shape[-1]]
+
+
+def _offset(t):
+    """Contiguous, but one element after an aligned address."""
+    memory = t.new_zeros(t.numel() + 1)
+    memory[1:] = t.flatten()
+    return memory[1:].view(t.shape)
+
+
+LAYOUTS = (_transposed, _sliced, _last_dim_strided, _unaligned, _odd_rows, _offset)
+
+
+@pytest.mark.parametrize("device, kernel, case", FEW)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(device, kernel, case, layout):
+    q, k, v, _, _ = make_inputs(case, device)
+    expected = flash_cuda.fwd(q, k, v, kernel=kernel, **case.window)
+    poison(device)
+    for views in ((layout(q), layout(k), layout(v)), (layout(q), k, v), (q, k, layout(v))):
+        actual = flash_cuda.fwd(*views, kernel=kernel, **case.window)
+        assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("device, kernel, case", FEW)
+def test_stride_zero(device, kernel, case):
+    q, k, v, _, _ = make_inputs(case, device)
+    k, v = k[:, :1].expand(k.shape), v[..., :1].expand(v.shape)
+    expected = flash_cuda.fwd(q, k.contiguous(), v.contiguous(), kernel=kernel, **case.window)
+    actual = flash_cuda.fwd(q, k, v, kernel=kernel, **case.window)
+    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("device, kernel, case", ISOLATION)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_isolation(device, kernel, case, bad):
+    """NaN or Inf in a key or value reaches only the rows that see that key."""
+    q, k, v, _, _ = make_inputs(case, device)
+    clean = flash_cuda.fwd(q, k, v, kernel=kernel, **case.window)
+    seen = naive.band_mask(case.sq, case.sk, case.left, case.right, device)
+    # Whole rows give NaN scores, one bad element gives infinite ones too: those move row maxima.
+    for key, columns in itertools.product((0, 63, 64, 100, 128), (slice(None), 0)):
+        for spoilt in (k, v):
+            good = spoilt[:, key].clone()
+            spoilt[:, key, :, columns] = bad
+            out, lse = flash_cuda.fwd(q, k, v, kernel=kernel, **case.window)
+            spoilt[:, key] = good
+            rows = ~seen[:, key]
+            assert torch.equal(out[:, rows], clean[0][:, rows])
+            assert torch.equal(lse[:, :, rows], clean[1][:, :, rows])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("side", ["q", "row of q"])
+def test_isolation_of_rows(device, side):
+    """NaN in one query spoils that row alone."""
+    q, k, v, _, _ = make_inputs(FEW_CASES[1], device)
+    clean = flash_cuda.fwd(q, k, v)[0]
+    q[:, 70, slice(None) if side == "q" else 0] = float("nan")
+    out = flash_cuda.fwd(q, k, v)[0]
+    others = [row for row in range(q.shape[1]) if row != 70]
+    assert torch.equal(out[:, others], clean[:, others])
+    assert out[:, 70, 0].isnan().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sq, sk, band", [(129, 33, CAUSAL), (200, 1, (3, 3)), (65, 129, (0, 0))])
+def test_rows_without_keys(device, sq, sk, band):
+    case = Case(sq, sk, 4, 2, 64, *band, torch.bfloat16)
+    q, k, v, _, _ = make_inputs(case, device)
+    poison(device)
+    out, lse = flash_cuda.fwd(q, k, v, **case.window)
+    dead = ~naive.band_mask(sq, sk, *band, device).any(1)
+    assert (out[:, dead] == 0).all()
+    assert (lse[:, :, dead] == float("-inf")).all()
+    assert lse[:, :, ~dead].isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch, sq, sk", [(0, 5, 7), (2, 0, 7), (2, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("band", [FULL, CAUSAL, (3, 3)])
+def test_empty_sizes(device, batch, sq, sk, band):
+    case = Case(sq, sk, 4, 2, 64, *band, torch.float16, batch=batch)
+    q, k, v, _, _ = make_inputs(case, device)
+    poison(device)
+    out, lse = flash_cuda.fwd(q, k, v, **case.window)
+    assert out.shape == q.shape and lse.shape == (batch, 4, sq)
+    assert (out == 0).all() and (lse == float("-inf")).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("factor", [30.0, 300.0])
+def test_large_logits(device, factor):
+    """Scores of up to 10^5: the row maximum is subtracted before any exponential."""
+    q, k, v, _, _ = make_inputs(FEW_CASES[0], device)
+    q = q * factor
+    out, lse = flash_cuda.fwd(q, k, v)
+    exact, baseline = references(q, k, v)
+    assert out.isfinite().all()
+    close_enough(out, exact[0], baseline[0])
+    close_lse(lse, exact[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_infinite_scores(device):
+    """-inf scores have weight 0, as in plain softmax."""
+    q, k, v, _, _ = make_inputs(Case(64, 65, 1, 1, 64, *FULL, torch.float16), device)
+    q, k[:, 7, :, 0] = q.abs(), float("-inf")
+    out, lse = flash_cuda.fwd(q, k, v)
+    exact, baseline = references(q, k, v)
+    close_enough(out, exact[0], baseline[0])
+    close_lse(lse, exact[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_forward_is_repeatable(device):
+    q, k, v, _, _ = make_inputs(Case(257, 513, 6, 2, 128, *CAUSAL, torch.bfloat16), device)
+    first = flash_cuda.fwd(q, k, v, window_right=0)
+    for _ in range(5):
+        again = flash_cuda.fwd(q, k, v, window_right=0)
+        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads, heads_k", HEADS)
+def test_gqa_is_repeated_heads(device, heads, heads_k):
+    q, k, v, _, _ = make_inputs(Case(65, 65, heads, heads_k, 64, *CAUSAL, torch.float16), device)
+    group = heads // heads_k
+    repeated = [t.repeat_interleave(group, dim=2) for t in (k, v)]
+    actual = flash_cuda.attention(q, k, v, causal=True)
+    expected = flash_cuda.attention(q, *repeated, causal=True)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(device, dtype):
+    q, k, v, _, _ = make_inputs(Case(65, 65, 4, 2, 64, *CAUSAL, torch.float32), device)
+    expected = flash_cuda.attention(q.to(dtype), k.to(dtype), v.to(dtype), causal=True)
+    with torch.autocast(device, dtype=dtype):
+        assert torch.equal(flash_cuda.attention(q, k, v, causal=True), expected)
+        assert torch.equal(flash_cuda.attention(q.to(dtype), k, v, causal=True), expected)
+        assert torch.equal(flash_cuda.fwd(q, k, v, window_right=0)[0], expected)
+        leaf = q.clone().requires_grad_()
+        out = flash_cuda.attention(leaf, k, v, causal=True)
+    out.sum().backward()
+    assert leaf.grad.dtype == torch.float32 and leaf.grad.isfinite().all()
+
+
+def test_autocast_leaves_float64():
+    q, k, v, _, _ = make_inputs(Case(5, 5, 2, 2, 8, *FULL, torch.float64), "cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert flash_cuda.attention(q, k, v).dtype == torch.float64
+
+
+@pytest.mark.parametrize("band", BANDS)
+def test_huge_window_is_open(band):
+    """A window wider than the sequence is no window, up to the largest 64-bit integer."""
+    q, k, v, _, _ = make_inputs(FEW_CASES[2], "cpu")
+    wide = [2**63 - 1 if side == -1 else side for side in band]
+    expected = flash_cuda.attention(q, k, v, window=band)
+    assert torch.equal(flash_cuda.attention(q, k, v, window=tuple(wide)), expected)

@@ -1,0 +1,63 @@
+"""`python -m flash_cuda doctor`."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flash_cuda import cli, doctor
+
+
+def test_command_line():
+    result = subprocess.run(
+        [sys.executable, "-m", "flash_cuda", "doctor"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert all(line.startswith("OK    ") for line in lines)
+    assert f"torch {torch.__version__}" in result.stdout
+    assert "forward and backward on cpu" in lines[-1]
+
+
+def test_a_wrong_kernel_is_found(monkeypatch, capsys):
+    right = doctor.flash_cuda.attention
+    monkeypatch.setattr(
+        doctor.flash_cuda, "attention", lambda *tensors, **options: right(*tensors, **options) * 1.1
+    )
+    assert cli.main(["doctor"]) == 1
+    assert "FAIL  forward and backward on cpu" in capsys.readouterr().out
+
+
+def test_nan_is_found(monkeypatch, capsys):
+    right = doctor.flash_cuda.attention
+    monkeypatch.setattr(
+        doctor.flash_cuda,
+        "attention",
+        lambda *tensors, **options: right(*tensors, **options) * float("nan"),
+    )
+    assert cli.main(["doctor"]) == 1
+
+
+def test_an_exception_is_one_line_with_a_remedy(monkeypatch, capsys):
+    def broken(*tensors, **options):
+        raise RuntimeError("no kernel image is available\nmore")
+
+    monkeypatch.setattr(doctor.flash_cuda, "attention", broken)
+    assert cli.main(["doctor"]) == 1
+    failure, remedy = capsys.readouterr().out.splitlines()[-2:]
+    assert failure.endswith("RuntimeError: no kernel image is available")
+    assert remedy.startswith("      -> ")
+
+
+@pytest.mark.gpu
+def test_gpu_lines():
+    texts = [str(finding) for finding in doctor.findings()]
+    assert any("GPU 0: " in t and "compute capability" in t and "driver" in t for t in texts)
+    assert sum("forward and backward on cuda:0" in t for t in texts) == 2
+
+
+def test_usage():
+    with pytest.raises(SystemExit) as caught:
+        cli.main([])
+    assert caught.value.code == 2

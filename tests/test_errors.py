@@ -1,0 +1,228 @@
+"""Error texts: each names the op, the argument, what was expected and what was got."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import flash_cuda
+from flash_cuda import checks
+from tests.cases import CAUSAL, DEVICES, Case
+from tests.conftest import make_inputs
+
+CASE = Case(5, 7, 6, 2, 64, *CAUSAL, torch.float16)
+# Python's checks raise the specific kind, those of the CUDA op RuntimeError: the text is the same.
+ERRORS = (RuntimeError, ValueError, TypeError)
+AVAILABLE = {"cpu": "auto, reference", "cuda": "auto, v2"}
+
+INPUT_ERRORS = {
+    "k dims": (
+        lambda q, k, v: (q, k[0, 0], v),
+        "k: expected 4 dimensions (batch, seqlen, heads, head_dim), got shape (2, 64)",
+    ),
+    "head_dim": (
+        lambda q, k, v: tuple(torch.cat([t] * 5, dim=-1) for t in (q, k, v)),
+        "q: expected head_dim from 1 to 256, got 320",
+    ),
+    "head_dim 0": (
+        lambda q, k, v: (q[..., :0], k[..., :0], v[..., :0]),
+        "q: expected head_dim from 1 to 256, got 0",
+    ),
+    "no heads": (lambda q, k, v: (q[:, :, :0], k, v), "q: expected at least 1 head, got 0"),
+    "batch": (
+        lambda q, k, v: (q, k[:1], v[:1]),
+        "k: expected shape (2, seqlen_k, heads_kv, 64), got (1, 7, 2, 64)",
+    ),
+    "k head_dim": (
+        lambda q, k, v: (q, k[..., :32], v),
+        "k: expected shape (2, seqlen_k, heads_kv, 64), got (2, 7, 2, 32)",
+    ),
+    "heads": (
+        lambda q, k, v: (q[:, :, :5], k, v),
+        "k: expected a number of heads that divides q's 5, got 2",
+    ),
+    "v length": (
+        lambda q, k, v: (q, k, v[:, :6]),
+        "v: expected shape (2, 7, 2, 64) like k, got (2, 6, 2, 64)",
+    ),
+    "k dtype": (
+        lambda q, k, v: (q, k.bfloat16(), v),
+        "k: expected float16 like q, got bfloat16",
+    ),
+    "v dtype": (
+        lambda q, k, v: (q, k, v.bfloat16()),
+        "v: expected float16 like k, got bfloat16",
+    ),
+}
+
+
+def fails(op, text, function, *arguments, **options):
+    with pytest.raises(ERRORS) as caught:
+        function(*arguments, **options)
+    assert f"{op}: {text}" in str(caught.value)
+    return caught.type
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", INPUT_ERRORS)
+def test_inputs(device, name):
+    change, text = INPUT_ERRORS[name]
+    q, k, v, dout, _ = make_inputs(CASE, device)
+    out, lse = flash_cuda.fwd(q, k, v)
+    inputs = change(q, k, v)
+    fails("flash_cuda.fwd", text, flash_cuda.fwd, *inputs)
+    fails("flash_cuda.fwd", text, flash_cuda.attention, *inputs)
+    fails("flash_cuda.bwd", text, flash_cuda.bwd, dout, *inputs, out, lse)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"window_left": -2}, "window_left: expected a width >= 0, or -1 for no limit, got -2"),
+        ({"window_right": -7}, "window_right: expected a width >= 0, or -1 for no limit, got -7"),
+        ({"scale": float("nan")}, "scale: expected a finite number >= 0, got nan"),
+        ({"scale": float("inf")}, "scale: expected a finite number >= 0, got inf"),
+        ({"scale": -0.5}, "scale: expected a finite number >= 0, got -0.5"),
+        ({"kernel": "v1"}, 'kernel "v1" is not built yet; available here: {available}'),
+        ({"kernel": "hopper"}, 'kernel "hopper" is not built yet; available here: {available}'),
+        (
+            {"kernel": "kv_outer/split_q/deferred"},
+            'kernel "kv_outer/split_q/deferred" is not built yet; available here: {available}',
+        ),
+        ({"kernel": "fast"}, 'kernel: expected one of {available}, got "fast"'),
+        ({"kernel": ""}, 'kernel: expected one of {available}, got ""'),
+    ],
+    ids=str,
+)
+def test_options(device, options, text):
+    text = text.format(available=AVAILABLE[device])
+    q, k, v, dout, _ = make_inputs(CASE, device)
+    out, lse = flash_cuda.fwd(q, k, v)
+    fails("flash_cuda.fwd", text, flash_cuda.fwd, q, k, v, **options)
+    fails("flash_cuda.bwd", text, flash_cuda.bwd, dout, q, k, v, out, lse, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernel_of_the_other_device(device):
+    q, k, v, _, _ = make_inputs(CASE, device)
+    other, served = ("v2", "CUDA") if device == "cpu" else ("reference", "CPU")
+    text = f'kernel "{other}" runs on {served} tensors; available here: {AVAILABLE[device]}'
+    fails("flash_cuda.fwd", text, flash_cuda.attention, q, k, v, kernel=other)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradient_inputs(device):
+    q, k, v, dout, dlse = make_inputs(CASE, device)
+    out, lse = flash_cuda.fwd(q, k, v)
+
+    def bwd(dout=dout, out=out, lse=lse, dlse=dlse):
+        return flash_cuda.bwd(dout, q, k, v, out, lse, dlse=dlse)
+
+    op = "flash_cuda.bwd"
+    shape = "expected shape (2, 5, 6, 64) like q, got (2, 4, 6, 64)"
+    fails(op, f"dout: {shape}", bwd, dout=dout[:, :4])
+    fails(op, f"out: {shape}", bwd, out=out[:, :4])
+    fails(op, "dout: expected float16 like q, got bfloat16", bwd, dout=dout.bfloat16())
+    rows = "expected shape (2, 6, 5), got (2, 5, 6)"
+    fails(op, f"lse: {rows}", bwd, lse=lse.transpose(1, 2))
+    fails(op, f"dlse: {rows}", bwd, dlse=dlse.transpose(1, 2))
+    fails(op, "lse: expected float32, got float16", bwd, lse=lse.half())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_on_cuda(dtype):
+    q, k, v, _, _ = (t.to(dtype) for t in make_inputs(CASE, "cuda"))
+    name = str(dtype).removeprefix("torch.")
+    text = (
+        f"q: expected float16 or bfloat16, got {name}; cast the inputs or call under "
+        'torch.autocast("cuda", dtype=torch.bfloat16)'
+    )
+    fails("flash_cuda.fwd", text, flash_cuda.attention, q, k, v)
+
+
+@pytest.mark.gpu
+def test_devices_differ():
+    q, k, v, _, _ = make_inputs(CASE, "cuda")
+    text = "k: expected device cuda:0 like q, got cpu"
+    fails("flash_cuda.fwd", text, flash_cuda.attention, q, k.cpu(), v)
+
+
+def test_fakes_say_what_the_cuda_op_says():
+    with torch._subclasses.FakeTensorMode():
+        q = torch.empty(2, 5, 6, 64, device="cuda")
+        text = "q: expected float16 or bfloat16, got float32; cast the inputs"
+        assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q) is TypeError
+        q = q.half()
+        text = 'kernel "v1" is not built yet; available here: auto, v2'
+        assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q, kernel="v1") is (
+            NotImplementedError
+        )
+
+
+@pytest.mark.parametrize(
+    "window, kind, text",
+    [
+        (3, TypeError, "window: expected a pair (left, right) of ints, got 3"),
+        ((1, 2, 3), TypeError, "window: expected a pair (left, right) of ints, got (1, 2, 3)"),
+        ((1.5, 0), TypeError, "window left: expected an int, got 1.5"),
+        ((0, True), TypeError, "window right: expected an int, got True"),
+        ((None, 0), TypeError, "window left: expected an int, got None"),
+        ((0, -2), ValueError, "window right: expected a width >= 0, or -1 for no limit, got -2"),
+    ],
+)
+def test_window(window, kind, text):
+    q, k, v, _, _ = make_inputs(CASE, "cpu")
+    kinds = fails("flash_cuda.attention", text, flash_cuda.attention, q, k, v, window=window)
+    assert kinds is kind
+
+
+def test_not_a_tensor():
+    q, k, v, _, _ = make_inputs(CASE, "cpu")
+    text = "v: expected a torch.Tensor, got list"
+    fails("flash_cuda.attention", text, flash_cuda.attention, q, k, v.tolist())
+
+
+def test_kinds_on_the_cpu():
+    q, k, v, _, _ = make_inputs(CASE, "cpu")
+    for error, options in (
+        (ValueError, {"kernel": "fast"}),
+        (NotImplementedError, {"kernel": "v1"}),
+        (ValueError, {"window": (-3, 0)}),
+    ):
+        with pytest.raises(error):
+            flash_cuda.attention(q, k, v, **options)
+    with pytest.raises(TypeError):
+        flash_cuda.attention(q, k.bfloat16(), v)
+    with pytest.raises(TypeError, match="a floating point dtype, got int64"):
+        flash_cuda.attention(q.long(), k.long(), v.long())
+
+
+@pytest.mark.gpu
+def test_the_process_lives_after_an_error():
+    q, k, v, _, _ = make_inputs(CASE, "cuda")
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            flash_cuda.fwd(q, k[..., :32], v)
+    torch.cuda.synchronize()
+    assert flash_cuda.attention(q, k, v).isfinite().all()
+
+
+def test_old_torch():
+    sentence = checks.torch_too_old("2.9.1+cu128")
+    assert "needs torch >= 2.10, but torch 2.9.1+cu128 is installed: run" in sentence
+    assert "\n" not in sentence
+    for version in ("2.10.0", "2.14.1+cu130", "3.0.0a0+git123"):
+        assert checks.torch_too_old(version) is None
+
+
+def test_missing_extension():
+    """Without the compiled extension the import says how to build it, in one sentence."""
+    code = "import sys; sys.modules['flash_cuda._C'] = None; import flash_cuda"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: flash_cuda's compiled extension flash_cuda._C could not")
+    assert "pip install --no-build-isolation -e ." in last
