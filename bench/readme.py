@@ -1,0 +1,75 @@
+"""Fill README.md's measured tables from bench/results: `python -m bench.readme [--gpu h200]`.
+
+The text between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->` is replaced by the table of
+NAME_<gpu>.json; a marker whose file is missing keeps its text.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import report, tables
+from bench.common import REPOSITORY, RESULTS, describe, markdown_table, say
+
+REFERENCE_PEER = "sdpa-flash"
+
+
+def compact_grid(result: dict) -> str:
+    """A row for each head dim and mask, a column for each seqlen: TFLOP/s (x SDPA's FA2)."""
+    first = result["contestants"][0]
+    cells = [cell for cell in tables.by_cell(result["rows"]) if first in cell]
+    seqlens = sorted({cell[first]["seqlen"] for cell in cells})
+    table: dict[str, dict[int, str]] = {}
+    for cell in cells:
+        mine, peer = cell[first], cell.get(REFERENCE_PEER)
+        against = f" ({peer['us'] / mine['us']:.2f}x)" if peer else ""
+        label = f"d {mine['head_dim']}, {'causal' if mine['causal'] else 'full'}"
+        table.setdefault(label, {})[mine["seqlen"]] = f"{mine['tflops']:.0f}{against}"
+    header = ["TFLOP/s (x FA2)", *(f"seq {seqlen}" for seqlen in seqlens)]
+    rows = [[label, *(by.get(seqlen, "-") for seqlen in seqlens)] for label, by in table.items()]
+    summary = tables.summary_text(result["summary"], first).replace("\n", "  \n")
+    return f"{markdown_table(header, rows)}\n\n{summary}"
+
+
+RENDER: dict[str, Callable[[dict], str]] = {
+    "forward": compact_grid,
+    "backward": compact_grid,
+    "memory": report.memory_markdown,
+    "overhead": report.overhead_markdown,
+    "train_context": report.train_markdown,
+    "train_curves": report.curves_markdown,
+}
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """Replace what stands between the markers of `name`; text without them is returned as is."""
+    begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+    pattern = re.escape(begin) + ".*?" + re.escape(end)
+    return re.sub(pattern, lambda _: f"{begin}\n{content}\n{end}", text, flags=re.DOTALL)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.readme", description=__doc__)
+    parser.add_argument("--gpu", default="h200", help="which results: NAME_<gpu>.json")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--readme", type=Path, default=REPOSITORY / "README.md")
+    arguments = parser.parse_args(argv)
+    text = arguments.readme.read_text()
+    for name, render in RENDER.items():
+        path = arguments.results / f"{name}_{arguments.gpu}.json"
+        if not path.exists():
+            say(f"{name}: no {path}, left as it is")
+            continue
+        result = json.loads(path.read_text())
+        content = f"{render(result)}\n\n<sub>{describe(result['environment'])}.</sub>"
+        text = fill(text, name, content)
+        say(f"{name}: filled from {path}")
+    arguments.readme.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
