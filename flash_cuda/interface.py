@@ -58,7 +58,7 @@ def attention(
     if causal:
         options["window_right"] = 0
     deterministic = bool(deterministic)
-    device = q.device.type
+    device = "cuda" if q.is_cuda else q.device.type  # a device is an object to build
     if device in AUTOCAST_KEYS and torch.is_autocast_enabled(device):
         q, k, v = autocast(q, k, v, device)
         with below_autocast(device):

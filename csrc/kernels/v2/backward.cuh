@@ -264,7 +264,10 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
         zero_nonfinite<Element, Tile::kBlockN, Tile::kHeadDim, Tile::kThreads>(k_tile);
         multiply();
         __syncthreads();
-        load_keys<Element, Tile>(k_tile, p.k, p.k_strides, p.shape, work, key_begin, key_end);
+        const WorkTile here = order.tile(ptx::ctaid_x());  // as work: not kept in registers for this
+        const int first_key = here.block * Tile::kBlockN;
+        load_keys<Element, Tile>(k_tile, p.k, p.k_strides, p.shape, here, first_key,
+                                 min_of(first_key + Tile::kBlockN, p.shape.seqlen_k));
         ptx::cp_async_commit_group();  // waited for, like Q and dO, at the top of the loop
       }
       const DqAccumulator<Tile> accumulator(p, work.batch, at.head, at.block);

@@ -2,7 +2,6 @@
 // dS^T in the registers of a warp, are masked, and go to shared memory.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "attention/band.h"
@@ -31,18 +30,14 @@ class Exponentiate {
     const int n = i / kPerPair;
     if (i % kPerPair == 0) {
       const float2 lse = *reinterpret_cast<const float2*>(lse_ + 8 * n);
-      log2_sum_[0] = exponent(lse.x);
-      log2_sum_[1] = exponent(lse.y);
+      log2_sum_[0] = lse.x * kLog2e;
+      log2_sum_[1] = lse.y * kLog2e;
     }
     float& x = s_[i % kPerPair / 4][n][i % 4];
     x = ptx::ex2_approx_ftz(fmaf(x, scale_log2_, -log2_sum_[i % 2]));
   }
 
  private:
-  // A row that sees only scores of -inf, or none, has lse = -inf: 0 in its place gives P = exp(-inf) = 0 and not
-  // exp(NaN).
-  static __device__ __forceinline__ float exponent(const float lse) { return lse == -INFINITY ? 0.f : lse * kLog2e; }
-
   tile::Accumulator<MTiles, NTiles>& s_;
   const float* lse_;
   float scale_log2_;
