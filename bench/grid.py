@@ -3,12 +3,12 @@
 import argparse
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
-from bench import common, peers
+from bench import common, peers, tables
 
 # Grids by name: seqlens. Every grid is head dim x causal x seqlen at a fixed number of tokens.
 GRIDS = {
@@ -37,11 +37,7 @@ class Cell:
         )
 
     def __str__(self) -> str:
-        grouped = f"/{self.heads_kv}" if self.heads_kv != self.heads else ""
-        return (
-            f"d{self.head_dim} {'causal' if self.causal else 'full'} s{self.seqlen} "
-            f"b{self.batch} h{self.heads}{grouped}"
-        )
+        return tables.cell_name(asdict(self))
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:

@@ -25,11 +25,6 @@ from bench.common import say
 
 SHAPE = (1, 128, 8, 64)  # (b, s, h, d)
 PHASES = ("no_grad", "grad", "forward_backward")
-SDPA_BACKENDS = {
-    "sdpa-flash": SDPBackend.FLASH_ATTENTION,
-    "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
-    "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
 
 
 @dataclass(frozen=True)
@@ -88,9 +83,9 @@ def callers(kernel: str, found: list[peers.Contestant]) -> dict[str, Caller]:
         made["flash_cuda.fwd"] = Caller(lambda q, k, v: flash_cuda.fwd(q, k, v, kernel=kernel)[0])
     b, s, h, d = SHAPE
     for peer in found:
-        if peer.name in SDPA_BACKENDS:
+        if peer.name in peers.SDPA_BACKENDS:
             made[peer.name] = Caller(
-                F.scaled_dot_product_attention, (b, h, s, d), SDPA_BACKENDS[peer.name]
+                F.scaled_dot_product_attention, (b, h, s, d), peers.SDPA_BACKENDS[peer.name]
             )
             made[f"{peer.name}, backend forced in the call"] = Caller(
                 lambda q, k, v, attend=peer.attend: attend(q, k, v, False)

@@ -19,6 +19,12 @@ from bench.common import flash_cuda_version, one_line
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
+SDPA_BACKENDS = {
+    "sdpa-flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -64,7 +70,12 @@ def sdpa_on_views(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return out.transpose(1, 2)
 
 
-def _sdpa(name: str, backend: SDPBackend, version: str) -> Contestant:
+def _sdpa(name: str) -> Contestant:
+    backend = SDPA_BACKENDS[name]
+    version = f"torch {torch.__version__}"
+    if backend is SDPBackend.CUDNN_ATTENTION:
+        version = f"cuDNN {torch.backends.cudnn.version()}, {version}"
+
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         with sdpa_kernel(backend):
             return sdpa_on_views(q, k, v, causal)
@@ -141,15 +152,9 @@ def ours(
 
 
 def _peer_makers() -> dict[str, Callable[[], Contestant]]:
-    torch_version = f"torch {torch.__version__}"
-    cudnn_version = f"cuDNN {torch.backends.cudnn.version()}, {torch_version}"
     package = _flash_attention_package
     return {
-        "sdpa-flash": lambda: _sdpa("sdpa-flash", SDPBackend.FLASH_ATTENTION, torch_version),
-        "sdpa-cudnn": lambda: _sdpa("sdpa-cudnn", SDPBackend.CUDNN_ATTENTION, cudnn_version),
-        "sdpa-efficient": lambda: _sdpa(
-            "sdpa-efficient", SDPBackend.EFFICIENT_ATTENTION, torch_version
-        ),
+        **{name: functools.partial(_sdpa, name) for name in SDPA_BACKENDS},
         "fa2": lambda: package("fa2", "flash_attn", "flash-attn"),
         "fa3": _fa3,
         "fa4": lambda: package("fa4", "flash_attn.cute", "flash-attn-4"),

@@ -34,13 +34,10 @@ def compact_grid(result: dict) -> str:
     return f"{markdown_table(header, rows)}\n\n{summary}"
 
 
+# As in the pages of bench/results, but the grids smaller.
 RENDER: dict[str, Callable[[dict], str]] = {
-    "forward": compact_grid,
-    "backward": compact_grid,
-    "memory": report.memory_markdown,
-    "overhead": report.overhead_markdown,
-    "train_context": report.train_markdown,
-    "train_curves": report.curves_markdown,
+    **report.MARKDOWN,
+    **dict.fromkeys(report.GRID_NAMES, compact_grid),
 }
 
 

@@ -68,7 +68,7 @@ def overhead_markdown(result: dict) -> str:
 
 
 def train_markdown(result: dict) -> str:
-    """The table of examples/train_gpt.py --sweep-context."""
+    """The table of bench.train_context: peak memory and speed by context and kind."""
     kinds = result["contestants"]
     rows = []
     for context in dict.fromkeys(row["context"] for row in result["rows"]):

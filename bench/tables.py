@@ -18,6 +18,7 @@ def by_cell(rows: list[dict]) -> list[dict[str, dict]]:
 
 
 def cell_name(row: dict) -> str:
+    """The name of a cell everywhere; `row` is a result row or a grid.Cell as a dict."""
     grouped = f"/{row['heads_kv']}" if row["heads_kv"] != row["heads"] else ""
     mask = "causal" if row["causal"] else "full"
     return f"d{row['head_dim']} {mask} s{row['seqlen']} b{row['batch']} h{row['heads']}{grouped}"

@@ -7,6 +7,7 @@ memory and tokens/s, or that the GPU ran out of memory. Other options go to the 
 import argparse
 import gc
 import importlib
+import itertools
 import sys
 
 import torch
@@ -40,36 +41,33 @@ def main(argv: list[str] | None = None) -> int:
     environment = common.environment()
     say(common.describe(environment))
     rows = []
-    for context in map(int, arguments.contexts.split(",")):
-        for kind in kinds:
-            options = ["--preset", "gpt2", "--batch", "1", "--steps", "6", *rest]
-            options += ["--context", str(context), "--attention", kind]
-            args = train_gpt.parse([*options, "--device", arguments.device])
-            try:
-                report = train_gpt.train(args, measure_only=True)
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # a kind that fails leaves the others their rows
-                say(f"{kind} | context {context:,} | {common.one_line(error)}")
-                if arguments.device == "cuda" and common.context_is_lost():
-                    say("the CUDA context is lost: stopping here")
-                    break
-                continue
-            finally:
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-            say(train_gpt.describe(report))
-            rows.append(
-                {
-                    "context": context,
-                    "attention": kind,
-                    "oom": report.oom,
-                    "tokens_per_s": report.tokens_per_s,
-                    "peak_gib": report.peak_gib,
-                }
-            )
+    contexts = map(int, arguments.contexts.split(","))
+    for context, kind in itertools.product(contexts, kinds):
+        options = ["--preset", "gpt2", "--batch", "1", "--steps", "6", *rest]
+        options += ["--context", str(context), "--attention", kind]
+        args = train_gpt.parse([*options, "--device", arguments.device])
+        try:
+            report = train_gpt.train(args, measure_only=True)
+        except (Exception, SystemExit) as error:  # a kind that fails leaves the others their rows
+            say(f"{kind} | context {context:,} | {common.one_line(error)}")
+            if arguments.device == "cuda" and common.context_is_lost():
+                say("the CUDA context is lost: stopping here")
+                break
+            continue
+        finally:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        say(train_gpt.describe(report))
+        rows.append(
+            {
+                "context": context,
+                "attention": kind,
+                "oom": report.oom,
+                "tokens_per_s": report.tokens_per_s,
+                "peak_gib": report.peak_gib,
+            }
+        )
     result = {
         "schema": common.SCHEMA,
         "name": "train_context",
