@@ -13,7 +13,7 @@ SCHEMAS = ["csrc/ops/library.cpp"]
 # later release of both.
 LIMITED_API = "0x030A0000"
 COMMON = ["-O3", "-std=c++20", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
-WITH_KERNELS = ["-DUSE_CUDA", "-DFLASH_CUDA_WITH_KERNELS"]
+WITH_KERNELS = ["-DUSE_CUDA"]
 # A hidden symbol cannot clash with another extension's copy of the same template.
 HIDDEN = "-fvisibility=hidden"
 
