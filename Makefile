@@ -40,7 +40,7 @@ wheel: $(STAMPS)/tools ## dist/flash_cuda-*-cp310-abi3-*.whl
 	$(BIN)/python -m pip wheel -v --no-build-isolation --no-deps -w dist .
 
 clean: ## remove what was built; .venv stays
-	rm -rf build dist *.egg-info $(EXTENSION)
+	rm -rf build dist *.egg-info flash_cuda/*.abi3.so
 
 # A venv without pip (Debian without python3-venv) is removed again, so that the next try starts clean.
 $(BIN)/python:

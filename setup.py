@@ -12,6 +12,7 @@ from setuptools import Extension, setup
 from build_support import archs, checks, flags, toolkit
 
 NAME = "flash_cuda._C"
+LAB = "flash_cuda._lab"
 COMPILING = {"build", "build_ext", "bdist_wheel", "editable_wheel", "install", "develop"}
 
 
@@ -42,11 +43,11 @@ def schemas_extension(cpp_extension):
     )
 
 
-def kernels_extension(cpp_extension, found, chosen):
+def cuda_extension(cpp_extension, name, sources, found, chosen):
     gencodes = sorted({flag for arch in chosen for flag in arch.flags()})
     extension = cpp_extension.CUDAExtension(
-        NAME,
-        flags.op_sources() + flags.launch_sources(),
+        name,
+        sources,
         include_dirs=[flags.INCLUDE, str(found.include)],  # before CUDA_HOME/include
         extra_compile_args={
             "cxx": flags.CXX_WITH_KERNELS,
@@ -61,7 +62,7 @@ def kernels_extension(cpp_extension, found, chosen):
 
 
 def compiled():
-    """The extension and its build command; every reason not to build is said here."""
+    """The extensions and their build command; every reason not to build is said here."""
     checks.require_python()
     torch = checks.require_torch()
     checks.require_cxx()
@@ -78,11 +79,17 @@ def compiled():
 
     cpp_extension.min_supported_cpython = flags.LIMITED_API
     if kernels:
-        extension = kernels_extension(cpp_extension, found, chosen)
+        extensions = [
+            cuda_extension(cpp_extension, name, sources, found, chosen)
+            for name, sources in (
+                (NAME, flags.op_sources() + flags.launch_sources()),
+                (LAB, flags.lab_sources()),
+            )
+        ]
     else:
         log("flash_cuda: no kernels in this build, only the op schemas (CPU path)")
-        extension = schemas_extension(cpp_extension)
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": build_command(cpp_extension)}}
+        extensions = [schemas_extension(cpp_extension)]
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": build_command(cpp_extension)}}
 
 
 if COMPILING & set(sys.argv):

@@ -40,7 +40,7 @@ def settings() -> dict[str, list[str]]:
             "CUDA_INCLUDES": [str(found.home / "include")],
             "OP_SOURCES": flags.op_sources(),
             "CXX_FLAGS": flags.CXX_WITH_KERNELS,
-            "LAUNCH_SOURCES": flags.launch_sources(),
+            "LAUNCH_SOURCES": flags.launch_sources() + flags.lab_sources(),
             "NVCC_FLAGS": [*cpp_extension.COMMON_NVCC_FLAGS, *flags.NVCC, *gencodes],
         }
     return values

@@ -1,4 +1,4 @@
-"""Sources and compiler flags of flash_cuda._C: the one list for setup.py and CMakeLists.txt."""
+"""Sources and compiler flags of the extensions: the one list for setup.py and CMakeLists.txt."""
 
 from __future__ import annotations
 
@@ -28,4 +28,14 @@ def op_sources() -> list[str]:
 
 
 def launch_sources() -> list[str]:
-    return sorted(glob("csrc/launch/*.cu", root_dir=ROOT))
+    """The kernels of flash_cuda._C."""
+    return sorted(set(glob("csrc/launch/*.cu", root_dir=ROOT)) - set(lab_sources()))
+
+
+def lab_sources() -> list[str]:
+    """flash_cuda._lab: the kernels of v1 and of the lab, loaded when a call names one."""
+    return sorted(
+        source
+        for pattern in ("lab_*.cu", "v1_*.cu", "lab_module.cpp")
+        for source in glob(f"csrc/launch/{pattern}", root_dir=ROOT)
+    )

@@ -57,6 +57,21 @@ __device__ void zero_nonfinite(const uint32_t shared_tile) {
   __syncthreads();
 }
 
+// Whether a shared tile holds a NaN or an infinity: the same for all `Threads` threads of the block, who all call it
+// once the tile is there.
+template <class Element, int Rows, int Columns, int Threads>
+__device__ bool has_nonfinite(const uint32_t shared_tile) {
+  bool found = false;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < Rows * Columns / tile::kChunkElements; i += Threads) {
+    const uint4 chunk = ptx::ld_shared_v4(shared_tile + i * tile::kChunkBytes);
+    for (const uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w}) {
+      found |= is_nonfinite<Element>(pair) || is_nonfinite<Element>(pair >> 16);
+    }
+  }
+  return __syncthreads_or(found);
+}
+
 // After a pass without them: adds the NaNs and infinities of the values that each row sees to its output in global
 // memory. The warp does rows [row_begin, row_end), which it has written itself; keys [key_begin, key_end) are those
 // that lost their values.

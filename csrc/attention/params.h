@@ -16,6 +16,8 @@ struct Strides {
   int64_t head;
 };
 
+inline constexpr int kElementBytes = 2;  // float16 and bfloat16
+
 struct Shape {
   int batch;
   int seqlen_q;
@@ -37,6 +39,13 @@ struct ForwardParams {
   void* out;      // like q
   float* lse;     // (batch, heads_q, seqlen_q), contiguous, natural logarithm
   Strides q_strides, k_strides, v_strides, out_strides;
+};
+
+// Where KV-outer kernels keep the state of every row between their steps, in strips of rows
+// (kernels/lab/row_state.cuh).
+struct KvOuterForwardParams : ForwardParams {
+  float* row_sums;   // O, the head dim of the tile
+  float* row_stats;  // m and l
 };
 
 struct BackwardParams {

@@ -24,6 +24,15 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// The maximum of row half `half` (0: rows 0..7, 1: rows 8..15) of a 16-row tile of scores: the quad's row.
+template <int NTiles>
+__device__ __forceinline__ float row_max(const float (&s)[NTiles][4], const int half) {
+  float x = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+  for (int n = 1; n < NTiles; ++n) x = fmaxf(x, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+  return quad_max(x);
+}
+
 // Rows of MTiles 16-row tiles: this lane holds row halves (m, half), the quad holds whole rows.
 template <int MTiles>
 class OnlineSoftmax {
@@ -49,12 +58,7 @@ class OnlineSoftmax {
     bool grew = false;
 #pragma unroll
     for (int r = 0; r < 2 * MTiles; ++r) {
-      float x = fmaxf(s[r / 2][0][2 * (r % 2)], s[r / 2][0][2 * (r % 2) + 1]);
-#pragma unroll
-      for (int n = 1; n < NTiles; ++n) {
-        x = fmaxf(x, fmaxf(s[r / 2][n][2 * (r % 2)], s[r / 2][n][2 * (r % 2) + 1]));
-      }
-      block_max[r] = quad_max(x);
+      block_max[r] = row_max<NTiles>(s[r / 2], r % 2);
       grew |= exceeds(block_max[r], r);
     }
     if (__any_sync(0xffffffffu, grew)) rescale(block_max, o);

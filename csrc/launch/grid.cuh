@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cstdint>
 
+#include "attention/params.h"
 #include "attention/scheduler.h"
+#include "launch/launch.h"
 
 namespace flash_cuda {
 
@@ -41,5 +43,19 @@ cudaError_t launch_grid(const int threads, const int shared_bytes, const Params&
 }
 
 constexpr int blocks_of(int length, int block) { return (length + block - 1) / block; }
+
+// Rows of a head in one phase of the order of blocks: enough arithmetic for the bytes of K and V that a phase reads
+// anew.
+inline constexpr int kLeastPhaseRows = 128;
+
+// Blocks of `block_rows` queries, for a forward kernel with a thread block each.
+inline TileOrder query_order(const ForwardParams& params, const int block_rows, const DeviceLimits& limits) {
+  const Shape& s = params.shape;
+  const int blocks = blocks_of(s.seqlen_q, block_rows);
+  if (!params.band.is_uneven(s.seqlen_k)) return TileOrder::even(blocks, s.heads_q, s.batch);
+  const int64_t key_bytes = int64_t{2} * s.seqlen_k * s.head_dim * kElementBytes / s.group();
+  return TileOrder::longest_first(blocks, s.heads_q, s.batch, false, blocks_of(kLeastPhaseRows, block_rows), key_bytes,
+                                  limits.l2_bytes);
+}
 
 }  // namespace flash_cuda

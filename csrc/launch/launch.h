@@ -18,8 +18,8 @@ struct DeviceLimits {
 template <class Element>
 cudaError_t launch_v2_forward(const ForwardParams& params, const DeviceLimits& limits, cudaStream_t stream);
 
-// Elements of BackwardParams::dq_accumulator (float32; whole blocks of queries, the head dim of the tile) and turns (int32, deterministic mode only). Both are cleared by
-// the launch.
+// Elements of BackwardParams::dq_accumulator (float32; whole blocks of queries, the head dim of the tile) and turns
+// (int32, deterministic mode only). Both are cleared by the launch.
 struct BackwardWorkspace {
   int64_t dq_accumulator;
   int64_t turns;

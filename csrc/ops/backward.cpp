@@ -13,6 +13,7 @@
 #include "launch/launch.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/kernel_name.h"
 #include "ops/tensors.h"
 
 namespace flash_cuda::ops {
@@ -44,7 +45,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& q,
   if (dlse.has_value()) check_rows(kOp, "dlse", *dlse, q);
   const Band band = check_window(kOp, given, window_left, window_right);
   const float score_scale = check_scale(kOp, scale, given.head_dim);
-  check_kernel(kOp, kernel);
+  const bool is_v1 = check_backward_kernel(kOp, kernel, given.head_dim);
   const int device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const DeviceLimits limits = device_limits(kOp, device);
@@ -59,10 +60,12 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& q,
     const Tensor out_rows = readable(out), dout_rows = readable(dout);
     const Tensor lse_rows = torch::stable::contiguous(lse);
     const Tensor dlse_rows = dlse.has_value() ? torch::stable::contiguous(*dlse) : lse_rows;
-    const BackwardWorkspace workspace = v2_backward_workspace(shape, limits);
+    const LabKernels* v1 = is_v1 ? &lab_kernels(kOp) : nullptr;
+    const BackwardWorkspace workspace = v1 != nullptr ? BackwardWorkspace{v1->v1_backward_workspace(shape, limits), 0}
+                                                      : v2_backward_workspace(shape, limits);
     const Tensor accumulator = allocate(q, {need_dq ? workspace.dq_accumulator : 0}, aoti_torch_dtype_float32());
     const Tensor row_delta = allocate(q, {shape.batch, shape.heads_q, shape.seqlen_q}, aoti_torch_dtype_float32());
-    const bool ordered = deterministic && need_dq;
+    const bool ordered = deterministic && need_dq && v1 == nullptr;  // v1 is deterministic as it is
     const Tensor turns = allocate(q, {ordered ? workspace.turns : 0}, aoti_torch_dtype_int32());
     const BackwardParams params{shape,
                                 band,
@@ -88,9 +91,14 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& q,
                                 static_cast<float*>(row_delta.data_ptr()),
                                 static_cast<float*>(accumulator.data_ptr()),
                                 ordered ? static_cast<int*>(turns.data_ptr()) : nullptr};
-    const auto launch =
-        q.scalar_type() == ScalarType::Half ? launch_v2_backward<__half> : launch_v2_backward<__nv_bfloat16>;
-    check_cuda(kOp, launch(params, limits, current_stream(device)));
+    const bool is_half = q.scalar_type() == ScalarType::Half;
+    const cudaStream_t stream = current_stream(device);
+    if (v1 != nullptr) {
+      check_cuda(kOp, v1->v1_backward(is_half, params, limits, stream));
+    } else {
+      check_cuda(kOp,
+                 (is_half ? launch_v2_backward<__half> : launch_v2_backward<__nv_bfloat16>)(params, limits, stream));
+    }
   }
   return {cut_columns(dq, given.head_dim), cut_columns(dk, given.head_dim), cut_columns(dv, given.head_dim)};
 }

@@ -127,21 +127,4 @@ float check_scale(const char* op, const std::optional<double> scale, const int h
   return std::max(float(*scale), std::numeric_limits<float>::min());
 }
 
-void check_kernel(const char* op, const std::string& kernel) {
-  if (kernel == "auto" || kernel == "v2") return;
-  std::string known = "v1 hopper reference";
-  for (const char* order : {"kv_outer", "q_outer"})
-    for (const char* warps : {"split_k", "split_q"})
-      for (const char* norm : {"eager", "deferred"}) known += std::string(" ") + order + "/" + warps + "/" + norm;
-  const bool is_known = (" " + known + " ").find(" " + kernel + " ") != std::string::npos && !kernel.empty();
-  if (kernel == "reference") {
-    throw std::runtime_error(std::string(op) + ": kernel \"reference\" runs on CPU tensors; available here: auto, v2");
-  }
-  if (is_known) {
-    throw std::runtime_error(std::string(op) + ": kernel \"" + kernel +
-                             "\" is not built yet; available here: auto, v2");
-  }
-  fail(op, "kernel", "one of auto, v2", "\"" + kernel + "\"");
-}
-
 }  // namespace flash_cuda::ops

@@ -36,7 +36,4 @@ Band check_window(const char* op, const Shape& shape, int64_t window_left, int64
 // with a masked score is still -inf and not NaN.
 float check_scale(const char* op, std::optional<double> scale, int head_dim);
 
-// "auto" and "v2" are served; other names are refused in words.
-void check_kernel(const char* op, const std::string& kernel);
-
 }  // namespace flash_cuda::ops

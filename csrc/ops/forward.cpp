@@ -12,6 +12,7 @@
 #include "launch/launch.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/kernel_name.h"
 #include "ops/tensors.h"
 
 namespace flash_cuda::ops {
@@ -21,15 +22,26 @@ using torch::headeronly::ScalarType;
 
 constexpr const char* kOp = "flash_cuda.fwd";
 
+cudaError_t launch_lab(const LabChoice& choice, const bool is_half, const ForwardParams& params, const Tensor& q,
+                       const DeviceLimits& limits, const cudaStream_t stream) {
+  const LabKernels& kernels = lab_kernels(kOp);
+  const LabWorkspace sizes = kernels.forward_workspace(choice, params.shape);
+  const Tensor sums = allocate(q, {sizes.row_sums}, aoti_torch_dtype_float32());
+  const Tensor stats = allocate(q, {sizes.row_stats}, aoti_torch_dtype_float32());
+  const KvOuterForwardParams lab_params{params, static_cast<float*>(sums.data_ptr()),
+                                        static_cast<float*>(stats.data_ptr())};
+  return kernels.forward(choice, is_half, lab_params, limits, stream);
+}
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, std::optional<double> scale,
                                    int64_t window_left, int64_t window_right, std::string kernel) {
   const Shape given = check_qkv(kOp, q, k, v);
   const Band band = check_window(kOp, given, window_left, window_right);
   const float score_scale = check_scale(kOp, scale, given.head_dim);
-  check_kernel(kOp, kernel);
   const int device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const DeviceLimits limits = device_limits(kOp, device);
+  const auto lab = check_forward_kernel(kOp, kernel, given.head_dim, limits);
 
   Shape shape = given;
   shape.head_dim = padded_head_dim(given.head_dim);
@@ -48,9 +60,13 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                              strides_of(k_rows),
                              strides_of(v_rows),
                              strides_of(out)};
-  const auto launch =
-      q.scalar_type() == ScalarType::Half ? launch_v2_forward<__half> : launch_v2_forward<__nv_bfloat16>;
-  check_cuda(kOp, launch(params, limits, current_stream(device)));
+  const bool is_half = q.scalar_type() == ScalarType::Half;
+  const cudaStream_t stream = current_stream(device);
+  if (lab.has_value()) {
+    check_cuda(kOp, launch_lab(*lab, is_half, params, q, limits, stream));
+  } else {
+    check_cuda(kOp, (is_half ? launch_v2_forward<__half> : launch_v2_forward<__nv_bfloat16>)(params, limits, stream));
+  }
   return {cut_columns(out, given.head_dim), lse};
 }
 

@@ -13,6 +13,10 @@
 #include <Python.h>
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
+#include "attention/tile_plan.h"
+
 STABLE_TORCH_LIBRARY(flash_cuda, m) {
   m.def(
       "fwd(Tensor q, Tensor k, Tensor v, *, float? scale=None, int window_left=-1, int window_right=-1, "
@@ -23,8 +27,39 @@ STABLE_TORCH_LIBRARY(flash_cuda, m) {
       "bool need_dk=True, bool need_dv=True, str kernel_name=\"auto\") -> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
-// The module itself is empty: importing it runs the registrations of this library.
+namespace {
+
+// tile_plan(head_dim, kilobytes): the lab's block sizes. TilePlan in flash_cuda/tile_plan.py names the numbers.
+PyObject* tile_plan(PyObject*, PyObject* arguments) {
+  int head_dim, kilobytes;
+  if (!PyArg_ParseTuple(arguments, "ii:tile_plan", &head_dim, &kilobytes)) return nullptr;
+  if (head_dim < 1 || head_dim > 128) {
+    return PyErr_Format(PyExc_ValueError, "tile_plan: head_dim: expected 1 to 128, got %d", head_dim);
+  }
+  if (std::ranges::count(flash_cuda::kBudgetsKb, kilobytes) == 0) {
+    return PyErr_Format(PyExc_ValueError, "tile_plan: kilobytes: expected 48, 99, 163 or 227, got %d", kilobytes);
+  }
+  const int width = head_dim <= 64 ? 64 : 128;  // of the kernel that serves head_dim
+  const int bytes = kilobytes * 1024;
+  const flash_cuda::BlockSizes paper = flash_cuda::paper_block_sizes(flash_cuda::sram_elements(bytes), head_dim);
+  const flash_cuda::TilePlan plan = flash_cuda::tile_plan(bytes, width);
+  const int split_k_threads = plan.teams * plan.split_k * 32;
+  const int split_q_threads = plan.split_q * 32;
+  return Py_BuildValue("(iiiiiiiiiiiiii)", width, paper.rows, paper.columns, plan.block.rows, plan.block.columns,
+                       plan.split_k, plan.teams, plan.strip_rows, plan.split_q, plan.split_k_bytes(width),
+                       plan.split_q_bytes(width), flash_cuda::resident_blocks(kilobytes, split_k_threads),
+                       flash_cuda::resident_blocks(kilobytes, split_q_threads),
+                       flash_cuda::default_budget_kb(head_dim, bytes));
+}
+
+}  // namespace
+
+// Importing the module runs the registrations of this library.
 PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  static PyMethodDef methods[] = {
+      {"tile_plan", tile_plan, METH_VARARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }

@@ -15,6 +15,13 @@ __device__ __forceinline__ float ex2_approx_ftz(const float x) {
   return y;
 }
 
+// 1 / x to within one unit in the last place. The division operator brings a branch for subnormal x.
+__device__ __forceinline__ float rcp_approx_ftz(const float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two float32 to one packed pair of 16-bit elements, round to nearest even; `lo` is the lower half.
 template <class Element>
 __device__ __forceinline__ uint32_t cvt_rn_x2_f32(float lo, float hi);

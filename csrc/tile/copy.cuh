@@ -58,13 +58,13 @@ class TileCopy {
   int64_t row_stride_;
 };
 
-// One warp writes `RowBlocks` x 16 rows of a shared tile, from `first_row` on, to global memory (row 0 = first row of
+// One warp writes `Rows` rows of a shared tile, from `first_row` on, to global memory (row 0 = first row of
 // the tile). The rows must have been written by the same warp (a __syncwarp lies between) or before a barrier.
-template <int Columns, int RowBlocks, class Element>
+template <int Columns, int Rows, class Element>
 __device__ void store_rows(const uint32_t shared, Element* global, const int64_t row_stride, const int first_row,
                            const int valid_rows, const int columns) {
   using Map = Swizzle<Columns>;
-  constexpr int kChunks = RowBlocks * 16 * Map::kRowChunks;
+  constexpr int kChunks = Rows * Map::kRowChunks;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = lane; i < kChunks; i += 32) {

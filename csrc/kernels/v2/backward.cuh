@@ -16,7 +16,7 @@
 #include "attention/nonfinite.cuh"
 #include "attention/params.h"
 #include "attention/scheduler.h"
-#include "kernels/v2/backward_scores.cuh"
+#include "attention/backward_scores.cuh"
 #include "kernels/v2/config.h"
 #include "kernels/v2/dq_accumulator.cuh"
 #include "ptx/registers.cuh"
@@ -308,8 +308,8 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
     auto* rows =
         static_cast<Element*>(tensor) + here.batch * strides.batch + here.head * strides.head + first_key * strides.row;
     for (int row = warp * 16; row < Tile::kBlockN; row += Tile::kWarps * 16) {
-      tile::store_rows<Tile::kHeadDim, 1>(shared_tile, rows, strides.row, row, p.shape.seqlen_k - first_key,
-                                          p.shape.head_dim);
+      tile::store_rows<Tile::kHeadDim, 16>(shared_tile, rows, strides.row, row, p.shape.seqlen_k - first_key,
+                                           p.shape.head_dim);
     }
   };
   store(p.dk, p.dk_strides, k_tile);

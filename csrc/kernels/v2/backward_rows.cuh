@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention/backward_scores.cuh"
 #include "attention/params.h"
 #include "attention/scheduler.h"
 #include "kernels/v2/dq_accumulator.cuh"
@@ -13,19 +14,6 @@
 namespace flash_cuda::v2 {
 
 inline constexpr int kRowThreads = 256;
-
-// The dot product of two chunks of 8 elements, in float32.
-template <class Element>
-__device__ __forceinline__ float dot_chunk(const Element* a, const Element* b) {
-  const uint4 a8 = *reinterpret_cast<const uint4*>(a);
-  const uint4 b8 = *reinterpret_cast<const uint4*>(b);
-  const auto* x = reinterpret_cast<const uint16_t*>(&a8);
-  const auto* y = reinterpret_cast<const uint16_t*>(&b8);
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += ptx::cvt_f32<Element>(x[i]) * ptx::cvt_f32<Element>(y[i]);
-  return sum;
-}
 
 template <class Element, class Tile>
 __global__ void __launch_bounds__(kRowThreads)
@@ -86,8 +74,8 @@ __global__ void __launch_bounds__(Tile::kBlockM * 2)
   __syncwarp();
   auto* out = static_cast<Element*>(p.dq) + work.batch * p.dq_strides.batch + work.head * p.dq_strides.head +
               row_begin * p.dq_strides.row;
-  tile::store_rows<Tile::kHeadDim, 1>(rows_tile, out, p.dq_strides.row, warp * 16,
-                                      min_of(Tile::kBlockM, p.shape.seqlen_q - row_begin), p.shape.head_dim);
+  tile::store_rows<Tile::kHeadDim, 16>(rows_tile, out, p.dq_strides.row, warp * 16,
+                                       min_of(Tile::kBlockM, p.shape.seqlen_q - row_begin), p.shape.head_dim);
 }
 
 }  // namespace flash_cuda::v2

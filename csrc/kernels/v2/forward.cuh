@@ -149,8 +149,8 @@ __device__ __forceinline__ void store_output(const ForwardParams& p, const Forwa
   }
   __syncwarp();
   auto* out = static_cast<Element*>(p.out) + at.query_head(p.out_strides) + at.row_begin * p.out_strides.row;
-  tile::store_rows<Tile::kHeadDim, MTiles>(q_tile, out, p.out_strides.row, warp_row, at.row_end - at.row_begin,
-                                           p.shape.head_dim);
+  tile::store_rows<Tile::kHeadDim, 16 * MTiles>(q_tile, out, p.out_strides.row, warp_row, at.row_end - at.row_begin,
+                                                p.shape.head_dim);
 }
 
 // After a careful pass: the NaNs and infinities that were left out of P V, to the rows of this warp that see them.

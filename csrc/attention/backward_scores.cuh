@@ -1,5 +1,5 @@
-// Between the products of the backward: S^T and dP^T, keys along the rows and queries along the columns, become P^T and
-// dS^T in the registers of a warp, are masked, and go to shared memory.
+// Between the products of a backward: S^T and dP^T, keys along the rows and queries along the columns, become P^T and
+// dS^T in the registers of a warp, are masked, and go to shared memory. And the terms of D = rowsum(dO * O).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "tile/swizzle.h"
 #include "tile/warp_gemm.cuh"
 
-namespace flash_cuda::v2 {
+namespace flash_cuda {
 
 // Element i of S^T in turn becomes P^T = exp(scale * S - lse), column pair by column pair so that each lse is read
 // once: work to do beside the products of dP^T.
@@ -100,4 +100,17 @@ __device__ __forceinline__ void store_scores(const uint32_t tile, const tile::Ac
   }
 }
 
-}  // namespace flash_cuda::v2
+// The dot product of two chunks of 8 elements, in float32.
+template <class Element>
+__device__ __forceinline__ float dot_chunk(const Element* a, const Element* b) {
+  const uint4 a8 = *reinterpret_cast<const uint4*>(a);
+  const uint4 b8 = *reinterpret_cast<const uint4*>(b);
+  const auto* x = reinterpret_cast<const uint16_t*>(&a8);
+  const auto* y = reinterpret_cast<const uint16_t*>(&b8);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += ptx::cvt_f32<Element>(x[i]) * ptx::cvt_f32<Element>(y[i]);
+  return sum;
+}
+
+}  // namespace flash_cuda

@@ -1,0 +1,4 @@
+#include "launch/lab_forward.cuh"
+
+template cudaError_t flash_cuda::launch_kv_outer<__half, 128>(const LabChoice&, const KvOuterForwardParams&,
+                                                              const DeviceLimits&, cudaStream_t, LabKernelFacts*);

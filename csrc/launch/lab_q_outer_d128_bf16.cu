@@ -1,0 +1,4 @@
+#include "launch/lab_forward.cuh"
+
+template cudaError_t flash_cuda::launch_q_outer<__nv_bfloat16, 128>(const LabChoice&, const KvOuterForwardParams&,
+                                                                    const DeviceLimits&, cudaStream_t, LabKernelFacts*);
