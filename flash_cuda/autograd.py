@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from flash_cuda import checks
 from flash_cuda.ops import BWD, FWD, call
 
 # The autograd kernels of the ops are Python functions; an eager call that records its own gradient,
@@ -87,6 +88,8 @@ def attend(q, k, v, options: dict, deterministic: bool, return_lse: bool):
             "flash_cuda.reference.attention"
         )
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if "kernel_name" in options:
+            checks.check_backward_kernel("flash_cuda.attention", options["kernel_name"])
         plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
         apply = _apply_eagerly if plain else Attention.apply
         return apply(q, k, v, options, deterministic, return_lse)
