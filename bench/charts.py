@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bench.common import describe, say
+from bench.lab import charts as lab
 
 COLOURS = ("#c0392b", "#2c3e50", "#2980b9", "#27ae60", "#8e44ad", "#f39c12", "#7f8c8d")
 
@@ -100,6 +101,7 @@ CHARTS = {
     "memory": _memory,
     "train_context": _train_context,
     "train_curves": _train_curves,
+    "ab": lab.draw,
 }
 
 

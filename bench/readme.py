@@ -1,7 +1,8 @@
-"""Fill README.md's measured tables from bench/results: `python -m bench.readme [--gpu h200]`.
+"""Fill the measured tables of README.md and docs/lab.md from bench/results.
 
-The text between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->` is replaced by the table of
-NAME_<gpu>.json; a marker whose file is missing keeps its text.
+`python -m bench.readme [--gpu h200]`. The text between `<!-- bench:NAME -->` and
+`<!-- /bench:NAME -->` is replaced by the table of NAME_<gpu>.json; docs/lab.md has a marker for
+each section of bench.ab. A marker whose file, or whose section in it, is missing keeps its text.
 """
 
 import argparse
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from bench import report, tables
 from bench.common import REPOSITORY, RESULTS, describe, markdown_table, say
+from bench.lab import summary
+from bench.lab import tables as lab
 
 REFERENCE_PEER = "sdpa-flash"
 
@@ -34,11 +37,34 @@ def compact_grid(result: dict) -> str:
     return f"{markdown_table(header, rows)}\n\n{summary}"
 
 
-# As in the pages of bench/results, but the grids smaller.
+# README.md: as in the pages of bench/results, but the grids and the lab's page smaller.
 RENDER: dict[str, Callable[[dict], str]] = {
     **report.MARKDOWN,
     **dict.fromkeys(report.GRID_NAMES, compact_grid),
+    "ab": lab.corner_times,
 }
+
+
+def measured_where(result: dict) -> str:
+    return f"<sub>{describe(result['environment'])}.</sub>"
+
+
+def readme_blocks(result: dict) -> dict[str, str]:
+    name = result["name"]
+    if name == "ab" and "factorial" not in result["sections"]:
+        return {}
+    return {name: f"{RENDER[name](result)}\n\n{measured_where(result)}"}
+
+
+def lab_blocks(result: dict) -> dict[str, str]:
+    """The sections of docs/lab.md; they share one line on where they were measured."""
+    if result["name"] != "ab":
+        return {}
+    sections = {f"ab_{name}": content for name, content in summary.sections(result).items()}
+    return {"ab": f"{summary.about(result)}\n\n{measured_where(result)}", **sections}
+
+
+PAGES = {"README.md": readme_blocks, "docs/lab.md": lab_blocks}
 
 
 def fill(text: str, name: str, content: str) -> str:
@@ -52,19 +78,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme", description=__doc__)
     parser.add_argument("--gpu", default="h200", help="which results: NAME_<gpu>.json")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--readme", type=Path, default=REPOSITORY / "README.md")
+    parser.add_argument("--root", type=Path, default=REPOSITORY, help="folder of README.md")
     arguments = parser.parse_args(argv)
-    text = arguments.readme.read_text()
-    for name, render in RENDER.items():
+    texts = {page: (arguments.root / page).read_text() for page in PAGES}
+    for name in RENDER:
         path = arguments.results / f"{name}_{arguments.gpu}.json"
         if not path.exists():
             say(f"{name}: no {path}, left as it is")
             continue
         result = json.loads(path.read_text())
-        content = f"{render(result)}\n\n<sub>{describe(result['environment'])}.</sub>"
-        text = fill(text, name, content)
+        for page, blocks in PAGES.items():
+            for marker, content in blocks(result).items():
+                texts[page] = fill(texts[page], marker, content)
         say(f"{name}: filled from {path}")
-    arguments.readme.write_text(text)
+    for page, text in texts.items():
+        (arguments.root / page).write_text(text)
     return 0
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from bench.common import describe, markdown_table, say
+from bench.lab import tables as lab
 from bench.tables import by_cell, cell_name, race_cells, race_columns, summary_text
 
 GRID_NAMES = ("forward", "backward")
@@ -104,6 +105,7 @@ MARKDOWN = {
     "overhead": overhead_markdown,
     "train_context": train_markdown,
     "train_curves": curves_markdown,
+    "ab": lab.markdown,
 }
 
 

@@ -84,6 +84,18 @@ def launches_per_round(estimates_us: Sequence[float], budget_s: float) -> int:
     return min(max(math.floor(budget_s / per_launch_s / ROUNDS), 2), 8)
 
 
+def sample_in_turn(
+    lanes: Sequence[Lane], flush: torch.Tensor, launches: int, rounds: int
+) -> list[list[list[float]]]:
+    """Microseconds by lane, round and launch; each round begins with another lane."""
+    samples: list[list[list[float]]] = [[] for _ in lanes]
+    for turn in range(rounds):
+        for place in range(len(lanes)):
+            index = (turn + place) % len(lanes)  # nobody always runs on a card another has heated
+            samples[index].append(lanes[index].sample(launches, flush))
+    return samples
+
+
 def time_in_turn(
     runs: Sequence[Callable[[], object]], flush: torch.Tensor, budget_s: float
 ) -> list[Timing]:
@@ -97,12 +109,8 @@ def time_in_turn(
     lanes = [Lane(run) for run in runs]
     estimates = [statistics.median(lane.sample(3, flush)) for lane in lanes]
     launches = launches_per_round(estimates, budget_s)
-    samples: list[list[float]] = [[] for _ in lanes]
-    for turn in range(ROUNDS):
-        for place in range(len(lanes)):
-            index = (turn + place) % len(lanes)  # nobody always runs on a card another has heated
-            samples[index] += lanes[index].sample(launches, flush)
-    return [Timing.of(taken, lane.late) for taken, lane in zip(samples, lanes, strict=True)]
+    taken = [sum(rounds, []) for rounds in sample_in_turn(lanes, flush, launches, ROUNDS)]
+    return [Timing.of(samples, lane.late) for samples, lane in zip(taken, lanes, strict=True)]
 
 
 def matmul_ceiling_tflops(size: int = 8192, runs: int = 20) -> float:

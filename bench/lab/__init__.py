@@ -1,0 +1,1 @@
+"""The parts of bench.ab: what each idea of FlashAttention-2 is worth, measured."""
