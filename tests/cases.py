@@ -99,9 +99,10 @@ ISOLATION_CASES = [
     for band in (CAUSAL, (31, 0), (-1, 16), (0, 0))
 ]
 
-# Kernels by device, ready for "v1" and "hopper". "auto" must mean the first.
+# Kernels by device that serve forward and backward. "auto" must mean the first.
 CPU_KERNELS = ("reference",)
-CUDA_KERNELS = ("v2",)
+CUDA_KERNELS = ("v2", "v1")
+V1_MAX_HEAD_DIM = 128
 
 CPU = pytest.param("cpu", id="cpu")
 CUDA = pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)
@@ -119,11 +120,33 @@ def with_kernels(cpu_cases, cuda_cases) -> list:
         pytest.param("cuda", kernel, case, id=f"{kernel}-{case}", marks=pytest.mark.gpu)
         for kernel in CUDA_KERNELS
         for case in cuda_cases
+        if kernel != "v1" or case.head_dim <= V1_MAX_HEAD_DIM
     ]
     return list({p.id: p for p in parameters}.values())
 
+
+def _lab(cases_of) -> list:
+    """pytest parameters ("cuda", kernel, case): every corner at every budget, cases in turn."""
+    return [
+        pytest.param("cuda", kernel, case, id=f"{kernel}-{case}", marks=pytest.mark.gpu)
+        for number, kernel in enumerate(f"{c}/{m}KB" for c in LAB_CORNERS for m in LAB_BUDGETS)
+        for case in cases_of(number)
+    ]
+
+
+LAB_CORNERS = tuple(
+    f"{loop}/{warps}/{normalisation}"
+    for loop in ("kv_outer", "q_outer")
+    for warps in ("split_k", "split_q")
+    for normalisation in ("eager", "deferred")
+)
+LAB_BUDGETS = (48, 99, 163, 227)  # KB, on a GPU that has them
+_LAB_CASES = [case for case in GPU_CASES + LONG_CASES if case.head_dim <= V1_MAX_HEAD_DIM]
+_LAB_ISOLATION = [case for case in ISOLATION_CASES if case.head_dim in (64, 128)]
 
 FORWARD = with_kernels(CPU_CASES, GPU_CASES + LONG_CASES)
 BACKWARD = with_kernels(CPU_CASES[::2], GPU_CASES[::2] + GPU_CASES[1::4] + LONG_CASES)
 FEW = with_kernels(FEW_CASES, FEW_CASES)
 ISOLATION = with_kernels(ISOLATION_CASES[4:8], ISOLATION_CASES)
+LAB_FORWARD = _lab(lambda number: _LAB_CASES[number % 19 :: 19])
+LAB_ISOLATION = _lab(lambda number: _LAB_ISOLATION[number % 4 :: 4])

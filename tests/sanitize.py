@@ -12,19 +12,53 @@ import sys
 import torch
 
 import flash_cuda
-from tests.cases import CAUSAL, FULL, TILE_HEAD_DIMS
+from tests.cases import (
+    CAUSAL,
+    CUDA_KERNELS,
+    FULL,
+    LAB_BUDGETS,
+    LAB_CORNERS,
+    TILE_HEAD_DIMS,
+    V1_MAX_HEAD_DIM,
+)
 
 SHAPES = [(67, 131, FULL), (131, 131, CAUSAL), (130, 67, CAUSAL), (131, 200, (50, 20))]
+# Two blocks of keys and three strips of queries for every block size of the lab.
+LAB_SHAPES = [(131, 131, CAUSAL), (200, 460, (400, 20))]
 
 
-def run(sq, sk, band, head_dim, dtype, deterministic, spoil):
+def inputs(sq, sk, head_dim, dtype, spoil):
     q, dout = (torch.randn(1, sq, 2, head_dim, device="cuda", dtype=dtype) for _ in range(2))
     k, v = (torch.randn(1, sk, 1, head_dim, device="cuda", dtype=dtype) for _ in range(2))
     if spoil:  # the careful second passes
         k[:, 40], v[:, 50], q[:, 30], dout[:, 20] = (float("nan"),) * 4
-    window = {"window_left": band[0], "window_right": band[1]}
-    out, lse = flash_cuda.fwd(q, k, v, **window)
-    flash_cuda.bwd(dout, q, k, v, out, lse, deterministic=deterministic, **window)
+    return q, k, v, dout
+
+
+def both_ways(kernel, head_dim):
+    """Forward and backward."""
+    if kernel == "v1" and head_dim > V1_MAX_HEAD_DIM:
+        return 0
+    for number, (sq, sk, band) in enumerate(SHAPES):
+        dtype = (torch.float16, torch.bfloat16)[number % 2]
+        q, k, v, dout = inputs(sq, sk, head_dim, dtype, spoil=number == 1)
+        options = {"window_left": band[0], "window_right": band[1], "kernel": kernel}
+        out, lse = flash_cuda.fwd(q, k, v, **options)
+        deterministic = number % 2 == 0
+        flash_cuda.bwd(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+    return 2 * len(SHAPES)
+
+
+def lab(head_dim):
+    """Every corner at every budget, forward."""
+    if head_dim not in (64, 128):
+        return 0
+    for number, kernel in enumerate(f"{c}/{m}KB" for c in LAB_CORNERS for m in LAB_BUDGETS):
+        sq, sk, band = LAB_SHAPES[number // 2 % 2]
+        dtype = (torch.float16, torch.bfloat16)[number % 2]
+        q, k, v, _ = inputs(sq, sk, head_dim, dtype, spoil=number % 3 == 0)
+        flash_cuda.fwd(q, k, v, window_left=band[0], window_right=band[1], kernel=kernel)
+    return len(LAB_CORNERS) * len(LAB_BUDGETS)
 
 
 def main():
@@ -32,12 +66,9 @@ def main():
     head_dims = [int(d) for d in sys.argv[1:]] or TILE_HEAD_DIMS
     calls = 0
     for head_dim in head_dims:
-        for number, (sq, sk, band) in enumerate(SHAPES):
-            dtype = (torch.float16, torch.bfloat16)[number % 2]
-            run(sq, sk, band, head_dim, dtype, number % 2 == 0, spoil=number == 1)
-            calls += 1
+        calls += sum(both_ways(kernel, head_dim) for kernel in CUDA_KERNELS) + lab(head_dim)
     torch.cuda.synchronize()
-    print(f"{calls} calls of forward and backward, head dims {head_dims}")
+    print(f"{calls} calls of the ops, head dims {head_dims}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from tests.conftest import make_inputs
 CASE = Case(5, 7, 6, 2, 64, *CAUSAL, torch.float16)
 # Python's checks raise the specific kind, those of the CUDA op RuntimeError: the text is the same.
 ERRORS = (RuntimeError, ValueError, TypeError)
-AVAILABLE = {"cpu": "auto, reference", "cuda": "auto, v2"}
+BACKWARDS = "auto, v2, v1[/<M>KB]"
+CORNERS = "<kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]"
+AVAILABLE = {"cpu": "auto, reference", "cuda": f"{BACKWARDS}, {CORNERS}"}
 
 INPUT_ERRORS = {
     "k dims": (
@@ -85,14 +87,14 @@ def test_inputs(device, name):
         ({"scale": float("nan")}, "scale: expected a finite number >= 0, got nan"),
         ({"scale": float("inf")}, "scale: expected a finite number >= 0, got inf"),
         ({"scale": -0.5}, "scale: expected a finite number >= 0, got -0.5"),
-        ({"kernel": "v1"}, 'kernel "v1" is not built yet; available here: {available}'),
         ({"kernel": "hopper"}, 'kernel "hopper" is not built yet; available here: {available}'),
-        (
-            {"kernel": "kv_outer/split_q/deferred"},
-            'kernel "kv_outer/split_q/deferred" is not built yet; available here: {available}',
+        *(
+            ({"kernel": name}, f'kernel: expected one of {{available}}, got "{name}"')
+            for name in (
+                *("fast", "", "/", "v1/", "v1/99", "v1/99kb", "v1/0KB", "v1/099KB", "v1/99KB/99KB"),
+                *("/99KB", "v2/99KB", "kv_outer", "kv_outer/split_q", "split_q/kv_outer/eager"),
+            )
         ),
-        ({"kernel": "fast"}, 'kernel: expected one of {available}, got "fast"'),
-        ({"kernel": ""}, 'kernel: expected one of {available}, got ""'),
     ],
     ids=str,
 )
@@ -107,9 +109,77 @@ def test_options(device, options, text):
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernel_of_the_other_device(device):
     q, k, v, _, _ = make_inputs(CASE, device)
-    other, served = ("v2", "CUDA") if device == "cpu" else ("reference", "CPU")
-    text = f'kernel "{other}" runs on {served} tensors; available here: {AVAILABLE[device]}'
-    fails("flash_cuda.fwd", text, flash_cuda.attention, q, k, v, kernel=other)
+    served = "CUDA" if device == "cpu" else "CPU"
+    lab = ("v1", "v1/99KB", "v1/64KB", "q_outer/split_q/eager")
+    for other in ("v2", *lab) if device == "cpu" else ("reference",):
+        text = f'kernel "{other}" runs on {served} tensors; available here: {AVAILABLE[device]}'
+        fails("flash_cuda.fwd", text, flash_cuda.attention, q, k, v, kernel=other)
+
+
+# (kernel, head dim, error of the fakes, text) of both ops, on CUDA and "meta" tensors.
+LAB_ERRORS = [
+    *(
+        (
+            name,
+            64,
+            ValueError,
+            "has no tiles for that shared-memory budget; available here: 48KB, 99KB, 163KB, 227KB",
+        )
+        for name in ("v1/64KB", "v1/1KB", "q_outer/split_k/eager/228KB")
+    ),
+    *(
+        (
+            name,
+            256,
+            NotImplementedError,
+            "serves head_dim from 1 to 128, got 256; available here: auto, v2",
+        )
+        for name in ("v1", "v1/48KB", "q_outer/split_q/deferred")
+    ),
+]
+FORWARD_ONLY = [name for name in checks.LAB_KERNELS if name not in ("v1", "kv_outer/split_k/eager")]
+
+
+def forward_and_backward(device, head_dim):
+    """fwd and bwd as functions of `kernel`, on tensors that no kernel has touched."""
+    q = torch.empty(2, 5, 6, head_dim, device=device, dtype=torch.float16)
+    lse = torch.empty(2, 6, 5, device=device)
+    return {
+        "flash_cuda.fwd": lambda kernel: flash_cuda.fwd(q, q, q, kernel=kernel),
+        "flash_cuda.bwd": lambda kernel: flash_cuda.bwd(q, q, q, q, q, lse, kernel=kernel),
+    }
+
+
+def check_lab_errors(device, raised):
+    """`raised` maps the error of Python's checks to what is raised here."""
+    for kernel, head_dim, kind, text in LAB_ERRORS:
+        for op, call in forward_and_backward(device, head_dim).items():
+            assert fails(op, f'kernel "{kernel}" {text}', call, kernel) is raised(kind)
+    backward = forward_and_backward(device, 64)["flash_cuda.bwd"]
+    for kernel in (name + budget for name in FORWARD_ONLY for budget in ("", "/99KB")):
+        text = f'kernel "{kernel}" is forward only; available here: {BACKWARDS}'
+        kind = fails("flash_cuda.bwd", text, backward, kernel)
+        assert kind is raised(NotImplementedError)
+
+
+@pytest.mark.gpu
+def test_lab_kernels_on_cuda():
+    check_lab_errors("cuda", lambda kind: RuntimeError)
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_lab_kernels_on_fakes(device):
+    with torch._subclasses.FakeTensorMode():
+        check_lab_errors(device, lambda kind: kind)
+        forward, backward = forward_and_backward(device, 128).values()
+        for kernel in checks.LAB_KERNELS:
+            for budget in ("", "/48KB", "/99KB", "/163KB", "/227KB"):
+                assert forward(kernel + budget)[0].shape == (2, 5, 6, 128)
+                assert checks.forward_only(kernel + budget) == (kernel in FORWARD_ONLY)
+                if kernel not in FORWARD_ONLY:
+                    assert backward(kernel + budget)[0].shape == (2, 5, 6, 128)
+    assert len(FORWARD_ONLY) == 7
+    assert not any(map(checks.forward_only, ("auto", "v2", "reference", "hopper", "fast", "v1/")))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -156,8 +226,8 @@ def test_fakes_say_what_the_cuda_op_says():
         text = "q: expected float16 or bfloat16, got float32; cast the inputs"
         assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q) is TypeError
         q = q.half()
-        text = 'kernel "v1" is not built yet; available here: auto, v2'
-        assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q, kernel="v1") is (
+        text = f'kernel "hopper" is not built yet; available here: {AVAILABLE["cuda"]}'
+        assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q, kernel="hopper") is (
             NotImplementedError
         )
 
@@ -189,7 +259,8 @@ def test_kinds_on_the_cpu():
     q, k, v, _, _ = make_inputs(CASE, "cpu")
     for error, options in (
         (ValueError, {"kernel": "fast"}),
-        (NotImplementedError, {"kernel": "v1"}),
+        (ValueError, {"kernel": "v1"}),
+        (NotImplementedError, {"kernel": "hopper"}),
         (ValueError, {"window": (-3, 0)}),
     ):
         with pytest.raises(error):

@@ -3,11 +3,14 @@
 Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 """
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flash_cuda import io_model, tile_plan
 from tests.host.load import flash_cuda_host
 
 WIDTHS = [32, 64, 96, 128, 192, 256]  # columns of a tile
@@ -199,3 +202,24 @@ def test_section_is_what_half_the_cache_holds(host, bytes_per_head, cache, heads
 def test_kernel_head_dim(host):
     for head_dim in range(1, 257):
         assert host.kernel_head_dim(head_dim) == min(w for w in WIDTHS if w >= head_dim)
+
+
+@examples
+@given(st.integers(1, 2**28), st.integers(1, 256))
+def test_paper_block_sizes(host, sram, head_dim):
+    """B_c = ceil(M / 4d), B_r = min(B_c, d); Q_i and K_j fill at most a quarter of M, and a row."""
+    columns = math.ceil(sram / (4 * head_dim))
+    rows, found = host.paper_block_sizes(sram, head_dim)
+    assert (rows, found) == (min(columns, head_dim), columns)
+    assert rows * head_dim < sram / 4 + head_dim and columns * head_dim < sram / 4 + head_dim
+
+
+def test_python_knows_the_budgets_and_tiles_of_the_headers(host):
+    assert tuple(host.budgets_kb) == tile_plan.BUDGETS_KB
+    for width in WIDTHS:
+        assert io_model.V2_FORWARD[width] == host.v2_forward_tile(width)
+        assert io_model.V2_BACKWARD[width] == host.v2_backward_tile(width)
+    for width in (64, 128):
+        assert io_model.V1_BACKWARD[width] == host.v1_backward_tile(width)
+    for head_dim in range(1, 257):
+        assert io_model.v2_width(head_dim) == host.kernel_head_dim(head_dim)

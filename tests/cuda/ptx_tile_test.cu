@@ -360,7 +360,7 @@ __global__ void store_tile(const uint16_t* values, uint16_t* out, const int64_t 
                            const int columns) {
   __shared__ tile::SharedTile<16 * RowBlocks * Warps, Columns> shared;
   fill(shared, values);
-  tile::store_rows<Columns, RowBlocks>(ptx::shared_address(&shared), out, row_stride,
+  tile::store_rows<Columns, 16 * RowBlocks>(ptx::shared_address(&shared), out, row_stride,
                                        int(threadIdx.x) / 32 * 16 * RowBlocks, valid_rows, columns);
 }
 

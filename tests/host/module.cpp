@@ -9,6 +9,8 @@
 
 #include "attention/band.h"
 #include "attention/scheduler.h"
+#include "attention/tile_plan.h"
+#include "kernels/v1/config.h"
 #include "kernels/v2/config.h"
 #include "launch/head_dim.h"
 #include "tile/fragment.h"
@@ -41,6 +43,17 @@ auto visit_columns(const int columns, Visitor&& visit) {
 }
 
 std::pair<int, int> pair_of(const flash_cuda::BlockRange range) { return {range.begin, range.end}; }
+
+// For TileList: every tile fits, so that the first one is visited.
+template <class Tile>
+struct NoMemory {};
+
+// (BlockM, BlockN) of a head dim's first tile.
+template <class TileList>
+std::pair<int, int> first_tile() {
+  return TileList::template visit_fitting<NoMemory>(
+      1, [](auto tile) { return std::pair<int, int>(tile.kBlockM, tile.kBlockN); });
+}
 
 }  // namespace
 
@@ -88,6 +101,21 @@ PYBIND11_MODULE(flash_cuda_host, m) {
           return tiles;
         });
   m.def("section_for", &TileOrder::section_for);
+  m.def("paper_block_sizes", [](int sram, int head_dim) {
+    const auto sizes = flash_cuda::paper_block_sizes(sram, head_dim);
+    return std::pair(sizes.rows, sizes.columns);
+  });
+  m.attr("budgets_kb") = std::vector<int>(std::begin(flash_cuda::kBudgetsKb), std::end(flash_cuda::kBudgetsKb));
+  m.def("v2_forward_tile", [](int head_dim) {
+    return flash_cuda::visit_head_dim(head_dim, [](auto d) { return first_tile<flash_cuda::v2::ForwardTiles<d>>(); });
+  });
+  m.def("v2_backward_tile", [](int head_dim) {
+    return flash_cuda::visit_head_dim(head_dim, [](auto d) { return first_tile<flash_cuda::v2::BackwardTiles<d>>(); });
+  });
+  m.def("v1_backward_tile", [](int head_dim) {
+    return head_dim <= 64 ? first_tile<flash_cuda::v1::BackwardTiles<64>>()
+                          : first_tile<flash_cuda::v1::BackwardTiles<128>>();
+  });
   // The head dim of the kernel that serves `head_dim`.
   m.def("kernel_head_dim",
         [](int head_dim) { return flash_cuda::visit_head_dim(head_dim, [](auto d) { return int(d); }); });
