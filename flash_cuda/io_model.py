@@ -11,10 +11,10 @@ from flash_cuda.tile_plan import ELEMENT, FLOAT, TilePlan, lab_width
 
 # (B_r, B_c) of kernels by the width of their tile, where a thread block may have 163 KB: the first
 # tile of each list in csrc/kernels/v1/config.h and csrc/kernels/v2/config.h.
-V1_BACKWARD = {64: (32, 128), 128: (64, 128)}
 V2_FORWARD = dict.fromkeys((32, 64, 96, 128), (128, 64)) | dict.fromkeys((192, 256), (64, 64))
 V2_BACKWARD = {32: (64, 128), 64: (32, 128), 96: (64, 64), 128: (64, 128)}
 V2_BACKWARD |= {192: (64, 64), 256: (64, 64)}
+V1_BACKWARD = {width: V2_BACKWARD[width] for width in (64, 128)}
 
 
 @dataclass(frozen=True)

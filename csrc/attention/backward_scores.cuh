@@ -44,6 +44,32 @@ class Exponentiate {
   float log2_sum_[2];
 };
 
+// S^T = K Q^T, which becomes P^T = exp(scale * S - lse) beside the products of dP^T = V dO^T. The rows are those of the
+// warp's keys, the columns those of its queries; `lse` is its first query's.
+template <class Element, int DimSteps, int Ahead, int MTiles, int NTiles, class View>
+__device__ __forceinline__ void recompute_scores(tile::Accumulator<MTiles, NTiles>& s,
+                                                 tile::Accumulator<MTiles, NTiles>& dp, const View& k_rows,
+                                                 const View& v_rows, const View& q_columns, const View& dout_columns,
+                                                 const float* lse, const float scale_log2) {
+  tile::clear<MTiles, NTiles>(s);
+  tile::clear<MTiles, NTiles>(dp);
+  tile::warp_gemm<Element, DimSteps, Ahead, MTiles, NTiles>(
+      s, [&](uint32_t (&a)[4], int m, int k) { k_rows.load(a, m, k); },
+      [&](uint32_t (&b)[4], int pair, int k) { q_columns.load(b, pair, k); });
+  Exponentiate<MTiles, NTiles> exponentiate(s, lse, scale_log2);
+  constexpr int kSlices = DimSteps * NTiles / 2;
+  constexpr int kPerSlice = (exponentiate.kElements + kSlices - 1) / kSlices;
+  tile::warp_gemm<Element, DimSteps, Ahead, MTiles, NTiles>(
+      dp, [&](uint32_t (&a)[4], int m, int k) { v_rows.load(a, m, k); },
+      [&](uint32_t (&b)[4], int pair, int k) { dout_columns.load(b, pair, k); },
+      [&](int slice) {
+#pragma unroll
+        for (int i = 0; i < kPerSlice; ++i) {
+          if (slice * kPerSlice + i < exponentiate.kElements) exponentiate(slice * kPerSlice + i);
+        }
+      });
+}
+
 // dP^T becomes dS^T = P^T * (dP^T - D).
 template <int MTiles, int NTiles>
 __device__ __forceinline__ void differentiate_softmax(const tile::Accumulator<MTiles, NTiles>& p,

@@ -6,6 +6,7 @@ namespace flash_cuda {
 
 constexpr int min_of(int a, int b) { return a < b ? a : b; }
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
+constexpr int blocks_of(int length, int block) { return (length + block - 1) / block; }
 
 struct BlockRange {
   int begin;

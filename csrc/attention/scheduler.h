@@ -4,12 +4,24 @@
 
 #include <cstdint>
 
+#include "attention/band.h"
+
 namespace flash_cuda {
 
 struct WorkTile {
   int block;  // of queries (forward) or keys (backward)
   int head;
   int batch;
+};
+
+// Where a backward's loop over the query heads of a group and their blocks stands.
+struct QueryStep {
+  int head;
+  int block;
+
+  constexpr QueryStep next(const BlockRange blocks) const {
+    return block + 1 < blocks.end ? QueryStep{head, block + 1} : QueryStep{head + 1, blocks.begin};
+  }
 };
 
 // Under a causal mask the last query block has the most keys (and the first key block the most queries). Work should go

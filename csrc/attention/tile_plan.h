@@ -77,10 +77,14 @@ constexpr TilePlan tile_plan(int shared_bytes, int head_dim) {
   return rounded_plan(paper, 2, 1);
 }
 
+// The head dims that the lab has kernels for; smaller ones run in the next one up, their missing columns read as zeros.
+inline constexpr int kMostLabHeadDim = 128;
+constexpr int lab_head_dim(int head_dim) { return head_dim <= 64 ? 64 : kMostLabHeadDim; }
+
 // The budget that v1 is fastest with (docs/tuning.md), or the largest that a device with `shared_memory` bytes a block
 // allows.
 constexpr int default_budget_kb(int head_dim, int shared_memory) {
-  const int wanted = head_dim <= 64 ? 163 : 227;
+  const int wanted = lab_head_dim(head_dim) == 64 ? 163 : 227;
   int found = kBudgetsKb[0];
   for (const int kb : kBudgetsKb) {
     if (kb <= wanted && kb * 1024 <= shared_memory) found = kb;

@@ -42,8 +42,6 @@ cudaError_t launch_grid(const int threads, const int shared_bytes, const Params&
   return cudaGetLastError();
 }
 
-constexpr int blocks_of(int length, int block) { return (length + block - 1) / block; }
-
 // Rows of a head in one phase of the order of blocks: enough arithmetic for the bytes of K and V that a phase reads
 // anew.
 inline constexpr int kLeastPhaseRows = 128;

@@ -3,6 +3,8 @@
 
 #include <type_traits>
 
+#include "attention/tile_plan.h"
+
 namespace flash_cuda {
 
 // Calls visit(std::integral_constant<int, D>) with the smallest D that holds head_dim (at most 256).
@@ -14,6 +16,13 @@ auto visit_head_dim(const int head_dim, Visitor&& visit) {
   if (head_dim <= 128) return visit(std::integral_constant<int, 128>{});
   if (head_dim <= 192) return visit(std::integral_constant<int, 192>{});
   return visit(std::integral_constant<int, 256>{});
+}
+
+// As visit_head_dim, for v1 and the lab (head_dim at most kMostLabHeadDim).
+template <class Visitor>
+auto visit_lab_head_dim(const int head_dim, Visitor&& visit) {
+  if (lab_head_dim(head_dim) == 64) return visit(std::integral_constant<int, 64>{});
+  return visit(std::integral_constant<int, kMostLabHeadDim>{});
 }
 
 }  // namespace flash_cuda

@@ -22,8 +22,6 @@ struct LabChoice {
   int budget_kb;  // of kBudgetsKb; 0 = the default of the head dim and device
 };
 
-inline constexpr int kMostLabHeadDim = 128;
-
 constexpr bool is_v1(const LabChoice& c) { return c.kv_outer && c.split_k && c.eager; }
 
 // Element counts of the float32 workspace that goes with a choice.

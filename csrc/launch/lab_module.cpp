@@ -5,34 +5,33 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "launch/head_dim.h"
 #include "launch/lab.h"
 
 namespace flash_cuda {
 namespace {
 
-constexpr int kTileHeadDims[] = {64, 128};
-
-// Rows of a strip of the choice's kernel, and the head dim of its tile.
+// Rows of a strip of the choice's kernel.
 int strip_rows(const LabChoice& choice, const int head_dim) {
   const TilePlan plan = tile_plan(choice.budget_kb * 1024, head_dim);
   return choice.split_k ? plan.strip_rows : plan.block.rows;
 }
-int tile_head_dim(const int head_dim) { return head_dim <= kTileHeadDims[0] ? kTileHeadDims[0] : kTileHeadDims[1]; }
 
 LabWorkspace forward_workspace(const LabChoice& choice, const Shape& shape) {
   if (!choice.kv_outer) return {0, 0};
-  const int head_dim = tile_head_dim(shape.head_dim);
+  const int head_dim = lab_head_dim(shape.head_dim);
   const int strip = strip_rows(choice, head_dim);
-  const int64_t rows = int64_t{shape.batch} * shape.heads_q * ((shape.seqlen_q + strip - 1) / strip) * strip;
+  const int64_t rows = int64_t{shape.batch} * shape.heads_q * blocks_of(shape.seqlen_q, strip) * strip;
   return {rows * head_dim, rows * 2};
 }
 
 template <class Element>
 cudaError_t forward(const LabChoice& choice, const int head_dim, const KvOuterForwardParams& params,
                     const DeviceLimits& limits, const cudaStream_t stream, LabKernelFacts* facts) {
-  const auto launch = choice.kv_outer ? (head_dim <= 64 ? launch_kv_outer<Element, 64> : launch_kv_outer<Element, 128>)
-                                      : (head_dim <= 64 ? launch_q_outer<Element, 64> : launch_q_outer<Element, 128>);
-  return launch(choice, params, limits, stream, facts);
+  return visit_lab_head_dim(head_dim, [&](auto width) {
+    const auto launch = choice.kv_outer ? launch_kv_outer<Element, width> : launch_q_outer<Element, width>;
+    return launch(choice, params, limits, stream, facts);
+  });
 }
 
 cudaError_t forward_of(const LabChoice& choice, const bool is_half, const KvOuterForwardParams& params,

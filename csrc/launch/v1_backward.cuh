@@ -3,16 +3,16 @@
 
 #include "kernels/v1/backward.cuh"
 #include "launch/grid.cuh"
+#include "launch/head_dim.h"
 #include "launch/lab.h"
 
 namespace flash_cuda {
 
 template <class Visitor>
 auto visit_v1_backward_tile(const int head_dim, const DeviceLimits& limits, Visitor&& visit) {
-  if (head_dim <= 64) {
-    return v1::BackwardTiles<64>::visit_fitting<v1::BackwardShared>(limits.shared_memory, visit);
-  }
-  return v1::BackwardTiles<128>::visit_fitting<v1::BackwardShared>(limits.shared_memory, visit);
+  return visit_lab_head_dim(head_dim, [&](auto width) {
+    return v1::BackwardTiles<width>::template visit_fitting<v1::BackwardShared>(limits.shared_memory, visit);
+  });
 }
 
 template <class Element>

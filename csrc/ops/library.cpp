@@ -33,13 +33,13 @@ namespace {
 PyObject* tile_plan(PyObject*, PyObject* arguments) {
   int head_dim, kilobytes;
   if (!PyArg_ParseTuple(arguments, "ii:tile_plan", &head_dim, &kilobytes)) return nullptr;
-  if (head_dim < 1 || head_dim > 128) {
+  if (head_dim < 1 || head_dim > flash_cuda::kMostLabHeadDim) {
     return PyErr_Format(PyExc_ValueError, "tile_plan: head_dim: expected 1 to 128, got %d", head_dim);
   }
   if (std::ranges::count(flash_cuda::kBudgetsKb, kilobytes) == 0) {
     return PyErr_Format(PyExc_ValueError, "tile_plan: kilobytes: expected 48, 99, 163 or 227, got %d", kilobytes);
   }
-  const int width = head_dim <= 64 ? 64 : 128;  // of the kernel that serves head_dim
+  const int width = flash_cuda::lab_head_dim(head_dim);
   const int bytes = kilobytes * 1024;
   const flash_cuda::BlockSizes paper = flash_cuda::paper_block_sizes(flash_cuda::sram_elements(bytes), head_dim);
   const flash_cuda::TilePlan plan = flash_cuda::tile_plan(bytes, width);

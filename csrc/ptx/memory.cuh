@@ -38,20 +38,6 @@ __device__ __forceinline__ void st_shared_v2_f32(const uint32_t address, const f
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }
 
-__device__ __forceinline__ float4 ld_shared_v4_f32(const uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void st_shared_v4_f32(const uint32_t address, const float4 v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
-
 __device__ __forceinline__ uint16_t ld_shared_u16(const uint32_t address) {
   uint16_t v;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");

@@ -22,6 +22,22 @@ __device__ __forceinline__ void clear(Accumulator<MTiles, NTiles>& acc) {
       for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.f;
 }
 
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void scale(Accumulator<MTiles, NTiles>& acc, const float factor) {
+#pragma unroll
+  for (int m = 0; m < MTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < NTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc[m][n][e] *= factor;
+}
+
+// An operand that is in registers already, for load_a.
+__device__ __forceinline__ void copy_fragment(uint32_t (&to)[4], const uint32_t (&from)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = from[i];
+}
+
 struct NoSideWork {
   __device__ void operator()(int) const {}
 };

@@ -113,8 +113,8 @@ PYBIND11_MODULE(flash_cuda_host, m) {
     return flash_cuda::visit_head_dim(head_dim, [](auto d) { return first_tile<flash_cuda::v2::BackwardTiles<d>>(); });
   });
   m.def("v1_backward_tile", [](int head_dim) {
-    return head_dim <= 64 ? first_tile<flash_cuda::v1::BackwardTiles<64>>()
-                          : first_tile<flash_cuda::v1::BackwardTiles<128>>();
+    return flash_cuda::visit_lab_head_dim(head_dim,
+                                          [](auto d) { return first_tile<flash_cuda::v1::BackwardTiles<d>>(); });
   });
   // The head dim of the kernel that serves `head_dim`.
   m.def("kernel_head_dim",

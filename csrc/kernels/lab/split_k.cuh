@@ -102,11 +102,7 @@ class SplitK {
       tile::Accumulator<kRowTiles, kPassTiles> sums;
       tile::clear<kRowTiles, kPassTiles>(sums);
       tile::warp_gemm<Element, kSlice / 16, 1, kRowTiles, kPassTiles>(
-          sums,
-          [&](uint32_t (&a)[4], int m, int step) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = probabilities[m][step][i];
-          },
+          sums, [&](uint32_t (&a)[4], int m, int step) { tile::copy_fragment(a, probabilities[m][step]); },
           [&](uint32_t (&b)[4], int pair, int step) { v_view.load_transposed(b, step, pass * kPassTiles / 2 + pair); });
       if (pass > 0) team_.sync();  // the last pass's sums are read
       publish(sums);

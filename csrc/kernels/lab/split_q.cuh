@@ -72,11 +72,7 @@ class SplitQ {
       tile::clear<1, kPartKeys / 8>(s);
       const Dim k_view(k_tile, part * kPartKeys, tile::lane_row_b(lane));
       tile::warp_gemm<Element, kDimSteps, 1, 1, kPartKeys / 8>(
-          s,
-          [&](uint32_t (&a)[4], int, int step) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = queries_[step][i];
-          },
+          s, [&](uint32_t (&a)[4], int, int step) { tile::copy_fragment(a, queries_[step]); },
           [&](uint32_t (&b)[4], int pair, int step) { k_view.load(b, pair, step); });
       if (part == kParts - 1) keys_read();
 
@@ -101,11 +97,7 @@ class SplitQ {
       if (part == 0) values_needed();
       const Dim v_view(v_tile, part * kPartKeys, tile::lane_row_a(lane));
       tile::warp_gemm<Element, kPartKeys / 16, 1, 1, kDimTiles>(
-          state.o,
-          [&](uint32_t (&a)[4], int, int step) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = probabilities[0][step][i];
-          },
+          state.o, [&](uint32_t (&a)[4], int, int step) { tile::copy_fragment(a, probabilities[0][step]); },
           [&](uint32_t (&b)[4], int pair, int step) { v_view.load_transposed(b, step, pair); });
     }
 #pragma unroll

@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_rows(const uint32_t shared_tile, const void
 // Starts the copies of what step (i, j) reads of block i, and commits them as one group.
 template <class Element, class Tile>
 __device__ __forceinline__ void load_queries(typename BackwardShared<Tile>::Stage& stage, const BackwardParams& p,
-                                             const int batch, const QueryBlock at) {
+                                             const int batch, const QueryStep at) {
   const int row = at.block * Tile::kBlockM;
   const auto load = [&](auto& shared_tile, const void* tensor, const Strides& strides) {
     load_rows<Element, Tile::kBlockM, Tile>(ptx::shared_address(&shared_tile), tensor, strides, batch, at.head, row,
@@ -105,16 +105,6 @@ __device__ __forceinline__ void compute_delta(float (&delta)[Tile::kBlockM],
   }
 }
 
-template <int MTiles, int NTiles>
-__device__ __forceinline__ void scale_by(tile::Accumulator<MTiles, NTiles>& acc, const float factor) {
-#pragma unroll
-  for (int m = 0; m < MTiles; ++m)
-#pragma unroll
-    for (int n = 0; n < NTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc[m][n][e] *= factor;
-}
-
 // A finished shared tile of Rows rows to the rows from `row` on of a tensor; every warp takes 16 in turn.
 template <class Element, int Rows, class Tile>
 __device__ __forceinline__ void store_block(const uint32_t shared_tile, void* tensor, const Strides& strides,
@@ -136,7 +126,7 @@ __device__ __noinline__ void restore_dv(const BackwardParams& p, const TileOrder
   const int group = p.shape.group();
   const Band transposed{-p.band.upper, -p.band.lower};  // key j is seen by query i iff j - upper <= i <= j - lower
   Element* dv = head_of(static_cast<Element*>(p.dv), p.dv_strides, work.batch, work.head);
-  for (QueryBlock at{work.head * group, blocks.begin}; at.head < (work.head + 1) * group; at = at.next(blocks)) {
+  for (QueryStep at{work.head * group, blocks.begin}; at.head < (work.head + 1) * group; at = at.next(blocks)) {
     const int row = at.block * Tile::kBlockM;
     const int end_row = min_of(row + Tile::kBlockM, p.shape.seqlen_q);
     if (p.band.covers(row, end_row, first_key, first_key + Tile::kBlockN, p.shape.seqlen_k)) continue;
@@ -185,7 +175,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     const int key_begin = block * Tile::kBlockN;
     const int key_end = min_of(key_begin + Tile::kBlockN, p.shape.seqlen_k);
     const BlockRange blocks = p.band.query_blocks(key_begin, key_end, p.shape.seqlen_q, Tile::kBlockM);
-    QueryBlock at{blocks.end > blocks.begin ? work.head * p.shape.group() : end_head, blocks.begin};
+    QueryStep at{blocks.end > blocks.begin ? work.head * p.shape.group() : end_head, blocks.begin};
     __syncthreads();  // dK_{j-1} and dV_{j-1} have left the tiles of K and V
     if (at.head < end_head) {
       load_keys(k_tile, p.k, p.k_strides, key_begin);
@@ -209,7 +199,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     tile::clear<kKeyTiles, kDimTiles>(dv);
     for (int slot = 0; at.head < end_head; slot = (slot + 1) % Tile::kStages) {
       auto& stage = shared.stage[slot];
-      const QueryBlock upcoming = at.next(blocks);
+      const QueryStep upcoming = at.next(blocks);
       const int row_begin = at.block * Tile::kBlockM;
       ptx::cp_async_wait_group<0>();
       __syncthreads();  // block i is there, and no warp reads P^T, dS^T or the other stage any more
@@ -225,27 +215,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       // S^T = K Q^T, dP^T = V dO^T
       tile::Accumulator<kKeyTiles, kQueryTiles> s;
       tile::Accumulator<kKeyTiles, kQueryTiles> dp;
-      tile::clear<kKeyTiles, kQueryTiles>(s);
-      tile::clear<kKeyTiles, kQueryTiles>(dp);
       const Dim k_rows(k_tile, warp_key, tile::lane_row_a(lane));
       const Dim v_rows(v_tile, warp_key, tile::lane_row_a(lane));
       const Dim q_columns(q_tile, warp_query, tile::lane_row_b(lane));
       const Dim dout_columns(dout_tile, warp_query, tile::lane_row_b(lane));
-      tile::warp_gemm<Element, kDimSteps, Tile::kAhead, kKeyTiles, kQueryTiles>(
-          s, [&](uint32_t (&a)[4], int m, int k) { k_rows.load(a, m, k); },
-          [&](uint32_t (&b)[4], int pair, int k) { q_columns.load(b, pair, k); });
-      Exponentiate<kKeyTiles, kQueryTiles> exponentiate(s, stage.lse + warp_query, p.scale * kLog2e);
-      constexpr int kSlices = kDimSteps * kQueryTiles / 2;
-      constexpr int kPerSlice = (exponentiate.kElements + kSlices - 1) / kSlices;
-      tile::warp_gemm<Element, kDimSteps, Tile::kAhead, kKeyTiles, kQueryTiles>(
-          dp, [&](uint32_t (&a)[4], int m, int k) { v_rows.load(a, m, k); },
-          [&](uint32_t (&b)[4], int pair, int k) { dout_columns.load(b, pair, k); },
-          [&](int slice) {
-#pragma unroll
-            for (int i = 0; i < kPerSlice; ++i) {
-              if (slice * kPerSlice + i < exponentiate.kElements) exponentiate(slice * kPerSlice + i);
-            }
-          });
+      recompute_scores<Element, kDimSteps, Tile::kAhead, kKeyTiles, kQueryTiles>(
+          s, dp, k_rows, v_rows, q_columns, dout_columns, stage.lse + warp_query, p.scale * kLog2e);
       __syncthreads();  // every D_i is there
 
       // P^T and dS^T
@@ -316,7 +291,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
               sums.fragment(dq_row + m, dq_dim + n) = make_float4(dq[m][n][0], dq[m][n][1], dq[m][n][2], dq[m][n][3]);
             }
         } else {
-          scale_by<kDqRowTiles, kDqDimTiles>(dq, p.scale);
+          tile::scale<kDqRowTiles, kDqDimTiles>(dq, p.scale);
           __syncthreads();  // P^T and dS^T are no longer read
           store_scores<Element, Tile::kHeadDim, kDqRowTiles, kDqDimTiles>(p_tile, dq, dq_row * 16, dq_dim * 8);
           __syncthreads();
@@ -334,7 +309,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     __syncthreads();  // K and V are no longer read
 
     // dK and dV through their tiles and out in whole rows.
-    scale_by<kKeyTiles, kDimTiles>(dk, p.scale);
+    tile::scale<kKeyTiles, kDimTiles>(dk, p.scale);
     store_scores<Element, Tile::kHeadDim, kKeyTiles, kDimTiles>(k_tile, dk, warp_key, warp_dim);
     store_scores<Element, Tile::kHeadDim, kKeyTiles, kDimTiles>(v_tile, dv, warp_key, warp_dim);
     __syncthreads();

@@ -6,13 +6,7 @@
 
 namespace flash_cuda::v1 {
 
-// HeadDim, BlockM, BlockN, Warps, WarpsN, WarpsM, Stages, MinBlocks
 template <int HeadDim>
-struct BackwardTiles;
-template <>
-struct BackwardTiles<64> : v2::TileList<v2::BackwardTile<64, 32, 128, 4, 4, 2, 2, 2>> {};
-template <>
-struct BackwardTiles<128>
-    : v2::TileList<v2::BackwardTile<128, 64, 128, 8, 4, 2, 2, 1>, v2::BackwardTile<128, 64, 64, 8, 4, 4, 1, 1>> {};
+using BackwardTiles = v2::BackwardTiles<HeadDim>;
 
 }  // namespace flash_cuda::v1

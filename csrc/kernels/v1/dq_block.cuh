@@ -1,4 +1,4 @@
-// What the v1 backward walks through, and the float32 sum of dQ that it keeps in global memory.
+// The float32 sum of dQ that the v1 backward keeps in global memory.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,6 @@
 #include "tile/swizzle.h"
 
 namespace flash_cuda::v1 {
-
-// Where the loop over the query heads of a group and their blocks stands.
-struct QueryBlock {
-  int head;
-  int block;
-
-  __device__ QueryBlock next(const BlockRange blocks) const {
-    return block + 1 < blocks.end ? QueryBlock{head, block + 1} : QueryBlock{head + 1, blocks.begin};
-  }
-};
 
 // Row 0 of a head of a tensor.
 template <class Element>
@@ -32,11 +22,11 @@ struct DqBlock {
   static constexpr int kElements = Tile::kBlockM * Tile::kHeadDim;
   float4* tile;
 
-  __device__ DqBlock(const BackwardParams& p, const int batch, const QueryBlock at) {
+  __device__ DqBlock(const BackwardParams& p, const int batch, const QueryStep at) {
     const int64_t head = int64_t{batch} * p.shape.heads_q + at.head;
     tile = reinterpret_cast<float4*>(p.dq_accumulator + (head * blocks(p.shape.seqlen_q) + at.block) * kElements);
   }
-  static constexpr int blocks(int seqlen_q) { return (seqlen_q + Tile::kBlockM - 1) / Tile::kBlockM; }
+  static constexpr int blocks(int seqlen_q) { return blocks_of(seqlen_q, Tile::kBlockM); }
   static constexpr int64_t elements(const Shape& s) {
     return int64_t{s.batch} * s.heads_q * blocks(s.seqlen_q) * kElements;
   }

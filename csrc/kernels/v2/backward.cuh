@@ -39,16 +39,6 @@ struct BackwardShared {
   int key_block;  // for thread 0 in deterministic mode; here and not in a register of the loop
 };
 
-// Where the loop over the query heads of a group and their blocks stands.
-struct QueryStep {
-  int head;
-  int block;
-
-  __device__ QueryStep next(const BlockRange blocks) const {
-    return block + 1 < blocks.end ? QueryStep{head, block + 1} : QueryStep{head + 1, blocks.begin};
-  }
-};
-
 // Starts the copies of Q, dO, lse and D of one block of queries into a stage, and commits them as one group.
 template <class Element, class Tile>
 __device__ __forceinline__ void load_queries(BackwardShared<Tile>& shared, const int stage, const BackwardParams& p,
@@ -180,25 +170,10 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
     // S^T = K Q^T, dP^T = V dO^T
     tile::Accumulator<kKeyTiles, kQueryTiles> s;
     tile::Accumulator<kKeyTiles, kQueryTiles> dp;
-    tile::clear<kKeyTiles, kQueryTiles>(s);
-    tile::clear<kKeyTiles, kQueryTiles>(dp);
     const Dim q_columns(q_tile, warp_query, tile::lane_row_b(lane));
     const Dim dout_columns(dout_tile, warp_query, tile::lane_row_b(lane));
-    tile::warp_gemm<Element, kDimSteps, Tile::kAhead, kKeyTiles, kQueryTiles>(
-        s, [&](uint32_t (&a)[4], int m, int k) { k_rows.load(a, m, k); },
-        [&](uint32_t (&b)[4], int pair, int k) { q_columns.load(b, pair, k); });
-    Exponentiate<kKeyTiles, kQueryTiles> exponentiate(s, shared.lse[stage] + warp_query, p.scale * kLog2e);
-    constexpr int kSlices = kDimSteps * kQueryTiles / 2;
-    constexpr int kPerSlice = (exponentiate.kElements + kSlices - 1) / kSlices;
-    tile::warp_gemm<Element, kDimSteps, Tile::kAhead, kKeyTiles, kQueryTiles>(
-        dp, [&](uint32_t (&a)[4], int m, int k) { v_rows.load(a, m, k); },
-        [&](uint32_t (&b)[4], int pair, int k) { dout_columns.load(b, pair, k); },
-        [&](int slice) {
-#pragma unroll
-          for (int i = 0; i < kPerSlice; ++i) {
-            if (slice * kPerSlice + i < exponentiate.kElements) exponentiate(slice * kPerSlice + i);
-          }
-        });
+    recompute_scores<Element, kDimSteps, Tile::kAhead, kKeyTiles, kQueryTiles>(
+        s, dp, k_rows, v_rows, q_columns, dout_columns, shared.lse[stage] + warp_query, p.scale * kLog2e);
 
     // P^T and dS^T
     differentiate_softmax<kKeyTiles, kQueryTiles>(s, dp, shared.delta[stage] + warp_query);
@@ -231,10 +206,7 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
     };
     if constexpr (kScoresInRegisters) {
       uint32_t packed[kKeyTiles][kQueryTiles / 2][4];
-      const auto operand = [&](uint32_t (&a)[4], int m, int k) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = packed[m][k][i];
-      };
+      const auto operand = [&](uint32_t (&a)[4], int m, int k) { tile::copy_fragment(a, packed[m][k]); };
       tile::pack_operand<Element, kKeyTiles, kQueryTiles>(packed, s);
       tile::warp_gemm<Element, Tile::kBlockM / 16, Tile::kAhead, kKeyTiles, kDimTiles>(dv, operand, dout_operand);
       tile::pack_operand<Element, kKeyTiles, kQueryTiles>(packed, dp);
@@ -293,12 +265,7 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
 
   // dK and dV through shared memory and out in whole rows. Two or more warps share a row: a barrier, not a __syncwarp.
   const WorkTile here = order.tile(ptx::ctaid_x());  // the same as work, not kept in registers meanwhile
-#pragma unroll
-  for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-    for (int n = 0; n < kDimTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dk[m][n][e] *= p.scale;
+  tile::scale<kKeyTiles, kDimTiles>(dk, p.scale);
   store_scores<Element, Tile::kHeadDim, kKeyTiles, kDimTiles>(k_tile, dk, warp_key, warp_dim);
   store_scores<Element, Tile::kHeadDim, kKeyTiles, kDimTiles>(v_tile, dv, warp_key, warp_dim);
   __syncthreads();

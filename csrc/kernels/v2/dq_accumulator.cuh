@@ -22,7 +22,7 @@ class DqAccumulator {
         index_((int64_t{batch} * p.shape.heads_q + head) * blocks(p.shape.seqlen_q) + block),
         tile_(p.dq_accumulator + index_ * kTileElements) {}
 
-  static constexpr int blocks(int seqlen_q) { return (seqlen_q + Tile::kBlockM - 1) / Tile::kBlockM; }
+  static constexpr int blocks(int seqlen_q) { return blocks_of(seqlen_q, Tile::kBlockM); }
   static constexpr int64_t elements(const Shape& s) {
     return int64_t{s.batch} * s.heads_q * blocks(s.seqlen_q) * kTileElements;
   }

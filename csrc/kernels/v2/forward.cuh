@@ -209,8 +209,7 @@ __device__ __forceinline__ void attend(const ForwardParams& p, const ForwardPlac
         s,
         [&](uint32_t (&a)[4], int m, int step) {
           if constexpr (Tile::kQInRegisters) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = q_fragments[m][step][i];
+            tile::copy_fragment(a, q_fragments[m][step]);
           } else {
             q_view.load(a, m, step);
           }
@@ -234,11 +233,7 @@ __device__ __forceinline__ void attend(const ForwardParams& p, const ForwardPlac
     }
     const Dim v_view(v_tile, 0, tile::lane_row_a(lane));
     tile::warp_gemm<Element, kKeyTiles / 2, Tile::kValuesAhead, MTiles, DimTiles>(
-        o,
-        [&](uint32_t (&a)[4], int m, int step) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a[i] = probabilities[m][step][i];
-        },
+        o, [&](uint32_t (&a)[4], int m, int step) { tile::copy_fragment(a, probabilities[m][step]); },
         [&](uint32_t (&b)[4], int pair, int step) { v_view.load_transposed(b, step, pair); });
   }
   ptx::cp_async_wait_group<0>();
