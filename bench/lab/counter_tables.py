@@ -16,10 +16,19 @@ def times_model(measured: float | None, model: float | None) -> str:
     return f"{measured / GIB:.3g}{ratio}"
 
 
+def call_name(row: dict) -> str:
+    return row["kernel"] + (" backward" if row["backward"] else "")
+
+
+def rows_of_bytes(result: dict) -> list[dict]:
+    """The rows of the section `bytes`; those of `budget` are counted in the same process."""
+    return [row for row in result["bytes"] if row["section"] == "bytes"]
+
+
 def traffic_row(row: dict) -> list[str]:
     model, measured = row["model"] or {}, row["l2"]
     return [
-        row["kernel"] + (" backward" if row["backward"] else ""),
+        call_name(row),
         cell_name(row),
         f"{row['working_set'] / 2**20:,.0f}",
         times_model(row["sm_read"], model.get("read")),
@@ -35,7 +44,7 @@ def traffic_row(row: dict) -> list[str]:
 def traffic(result: dict) -> str:
     header = ["kernel", "shape", "tensors, MiB", "SM read", "SM write", "SM reductions"]
     header += ["SM in all", "L2 read", "DRAM read", "DRAM write", "DRAM / L2"]
-    counted = [row for row in result["bytes"] if row["section"] == "bytes"]
+    counted = rows_of_bytes(result)
     return (
         "GiB that the SMs read, write and reduce, in brackets over `flash_cuda.io_model`; what L2 "
         "reads for them, which is less where its request coalescer answers several SMs with one "

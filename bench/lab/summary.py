@@ -43,12 +43,12 @@ def factorial(result: dict) -> str:
 def traffic(result: dict) -> str:
     """All bytes of the SMs and of DRAM, of full attention at one head dim."""
     rows = []
-    for row in of_one_head_dim(result)["bytes"]:
-        if row["section"] != "bytes" or row["causal"]:
+    for row in counter_tables.rows_of_bytes(of_one_head_dim(result)):
+        if row["causal"]:
             continue
         rows.append(
             [
-                row["kernel"] + (" backward" if row["backward"] else ""),
+                counter_tables.call_name(row),
                 cell_name(row),
                 f"{row['working_set'] / 2**20:,.0f}",
                 times_model(row["sm_total"], sum((row["model"] or {}).values())),
@@ -57,8 +57,7 @@ def traffic(result: dict) -> str:
             ]
         )
     header = ["kernel", "shape", "tensors, MiB", "SMs, GiB (x model)", "DRAM, GiB", "DRAM / L2"]
-    counted = [row for row in result["bytes"] if row["section"] == "bytes"]
-    agreement = counter_tables.agreement(counted)
+    agreement = counter_tables.agreement(counter_tables.rows_of_bytes(result))
     intro = f"The L2 cache has {result['l2_mib']:.0f} MiB. {agreement}".strip()
     return f"{intro}\n\n{markdown_table(header, rows)}"
 
