@@ -1,6 +1,7 @@
 """Every benchmark in turn, each in its own process: `python -m bench.all` (`make bench`).
 
-Options that it does not know are passed on to forward and backward, e.g. `--peers sdpa-flash`.
+`--peers` and `--kernel` go to all that know them; options that are not known here are passed on to
+forward and backward, e.g. `--grid quick`.
 """
 
 import argparse
@@ -11,17 +12,30 @@ import time
 from bench import common
 from bench.common import say
 
+NAMES = ("overhead", "memory", "small", "gqa", "accuracy", "forward", "backward")
+WITHOUT_PEERS = ("memory", "gqa")  # they race what they are about, not every peer
+
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.all", description=__doc__)
-    parser.add_argument("--only", default="overhead,memory,forward,backward")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.all",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default=",".join(NAMES), help="some of them, in this order")
+    parser.add_argument("--peers", default=None, help="as for bench.forward")
+    parser.add_argument("--kernel", default=None, help="kernel of flash_cuda")
     common.add_output_options(parser)
     arguments, rest = parser.parse_known_args(argv)
     common.require_gpu("bench.all")
-    outputs = ["--out", str(arguments.out), "--formats", arguments.formats]
     failed = []
     for name in arguments.only.split(","):
-        command = [sys.executable, "-m", f"bench.{name}", *outputs]
+        command = [sys.executable, "-m", f"bench.{name}"]
+        command += ["--out", str(arguments.out), "--formats", arguments.formats]
+        if arguments.kernel:
+            command += ["--kernel", arguments.kernel]
+        if arguments.peers and name not in WITHOUT_PEERS:
+            command += ["--peers", arguments.peers]
         command += rest if name in ("forward", "backward") else []
         say(f"\n=== {' '.join(command[1:])}")
         begin = time.monotonic()

@@ -22,7 +22,7 @@ def prepare(
 ) -> tuple[Callable[[], object], tuple[Tensor, ...]]:
     *leaves, dout = tensors
     leaves = [leaf.requires_grad_() for leaf in leaves]
-    out = contestant.attend(*leaves, cell.causal)
+    out = contestant.attend(*leaves, cell.causal, **cell.band())
 
     def run() -> tuple[Tensor, ...]:
         return torch.autograd.grad(out, leaves, dout, retain_graph=True)
@@ -30,15 +30,16 @@ def prepare(
     return run, (out.detach(), *run())
 
 
+EVENT = race.Event(
+    "backward",
+    prepare,
+    what_is_timed="backward alone (dq, dk, dv), torch.autograd.grad on a retained graph",
+    flops_factor=BACKWARD_FLOPS,
+)
+
+
 def main(argv: list[str] | None = None) -> int:
-    return race.main(
-        "backward",
-        prepare,
-        flops_factor=BACKWARD_FLOPS,
-        what_is_timed="backward alone (dq, dk, dv), torch.autograd.grad on a retained graph",
-        argument_parser=grid.parser("bench.backward", __doc__),
-        argv=argv,
-    )
+    return race.main(EVENT, grid.parser("bench.backward", __doc__), argv)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench import common, peers, tables
+from bench.peers import DTYPES
 
 # Grids by name: seqlens. Every grid is head dim x causal x seqlen at a fixed number of tokens.
 GRIDS = {
@@ -16,12 +17,25 @@ GRIDS = {
     "issue2": (512, 1024, 4096, 16384),
     "quick": (1024, 4096),
 }
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def visible_pairs(seqlen_q: int, seqlen_k: int, left: int, right: int) -> int:
+    """Pairs (query, key) inside the window (left, right): inclusive, bottom-right, -1 = open."""
+    pairs = 0
+    for i in range(seqlen_k - seqlen_q, seqlen_k):  # the key on the diagonal of each query
+        first = max(i - left, 0) if left >= 0 else 0
+        last = min(i + right, seqlen_k - 1) if right >= 0 else seqlen_k - 1
+        pairs += max(last - first + 1, 0)
+    return pairs
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One shape of the grid; self-attention, so sq = sk = seqlen."""
+    """One shape of the grid; self-attention, so sq = sk = seqlen.
+
+    `window` is how many keys to its left a query sees beside its own, -1 = all: (window, 0) where
+    causal, else (window, window), as in FlashAttention's `window_size`.
+    """
 
     batch: int
     seqlen: int
@@ -30,46 +44,51 @@ class Cell:
     head_dim: int
     causal: bool
     dtype: str
+    window: int = -1
+
+    def band(self) -> dict[str, tuple[int, int]]:
+        """The window as a keyword of Contestant.attend; none where the cell has none."""
+        if self.window < 0:
+            return {}
+        return {"window": (self.window, 0 if self.causal else self.window)}
 
     def flops(self) -> float:
-        return common.attention_flops(
-            self.batch, self.heads, self.seqlen, self.seqlen, self.head_dim, self.causal
-        )
+        """As the papers count: a causal mask halves. Of a window, the visible pairs."""
+        if not self.band():
+            return common.attention_flops(
+                self.batch, self.heads, self.seqlen, self.seqlen, self.head_dim, self.causal
+            )
+        pairs = visible_pairs(self.seqlen, self.seqlen, *self.band()["window"])
+        return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
     def __str__(self) -> str:
         return tables.cell_name(asdict(self))
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
+def base_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The options of every race: who runs, how long, what must be reached, what is written."""
     p = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--grid", choices=GRIDS, default="full", help="named list of seqlens")
-    p.add_argument("--seq", type=numbers, default=None, help="seqlens, in place of the grid's")
-    p.add_argument("--d", type=numbers, default=[64, 128, 256], help="head dims")
-    p.add_argument("--causal", type=numbers, default=[0, 1], help="0, 1 or 0,1")
-    p.add_argument("--tokens", type=int, default=16384, help="batch * seqlen")
-    p.add_argument("--hidden", type=int, default=2048, help="heads * head dim")
-    p.add_argument("--gqa", type=int, default=1, help="query heads that share a key head")
     p.add_argument("--dtype", choices=DTYPES, default="bf16")
     p.add_argument("--kernel", default="auto", help="kernel of flash_cuda")
     p.add_argument(
         "--peers",
         default="auto",
-        help=f"auto, none, or a list of {', '.join(peers.PEER_NAMES)}, ours:fp16, "
+        help=f"auto, none, or a list of {', '.join(peers.PEER_NAMES)}, ours:fp16, ours:bf16, "
         "ours:deterministic, ours:KERNEL",
     )
     p.add_argument("--budget", type=float, default=1.0, help="seconds of timing for a cell")
     p.add_argument(
         "--bar",
-        default=None,
-        metavar="PEER:GEOMEAN:MIN",
-        help="exit 1 where the speed relative to PEER misses these, e.g. sdpa-flash:1.05:0.95",
+        action="append",
+        default=[],
+        type=tables.bar_text,
+        metavar="PEER:GEOMEAN:MIN[:MAX]",
+        help="exit 1 where the speed relative to PEER, or to the best peer of each cell (best), "
+        "misses these, e.g. best:1.00:0.97; may be given several times",
     )
     p.add_argument(
         "--profile",
@@ -77,6 +96,29 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
         help="launch flash_cuda once on the first cell, between cudaProfilerStart and Stop",
     )
     common.add_output_options(p)
+    return p
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def parser(module: str, description: str) -> argparse.ArgumentParser:
+    p = base_parser(module, description)
+    p.add_argument("--grid", choices=GRIDS, default="full", help="named list of seqlens")
+    p.add_argument("--seq", type=numbers, default=None, help="seqlens, in place of the grid's")
+    p.add_argument("--d", type=numbers, default=[64, 128, 256], help="head dims")
+    p.add_argument("--causal", type=numbers, default=[0, 1], help="0, 1 or 0,1")
+    p.add_argument("--tokens", type=int, default=16384, help="batch * seqlen")
+    p.add_argument("--hidden", type=int, default=2048, help="heads * head dim")
+    p.add_argument("--gqa", type=int, default=1, help="query heads that share a key head")
+    p.add_argument(
+        "--window",
+        type=int,
+        default=-1,
+        metavar="LEFT",
+        help="sliding window: (LEFT, 0) where causal, else (LEFT, LEFT)",
+    )
     return p
 
 
@@ -92,6 +134,7 @@ def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
             head_dim=d,
             causal=bool(causal),
             dtype=arguments.dtype,
+            window=arguments.window,
         )
 
 

@@ -4,11 +4,15 @@ b1 s128 h8 d64 bf16, GPU work not waited for: the clock stops when the last call
 the GPU is waited for after that. SDPA's backend is forced once, outside the loop, and it gets
 (b, h, s, d) tensors, its own layout; a second row forces it in every call, on (b, s, h, d) views,
 which is what a program that must have that backend pays. Median over loops, contestants in turn.
+
+  python -m bench.overhead --kernel v2,hopper --bar 5   # side by side, in the same loops
 """
 
 import argparse
 import contextlib
 import gc
+import itertools
+import math
 import statistics
 import sys
 import time
@@ -22,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import common, peers, report
 from bench.common import say
+from bench.contestants import announce
 
 SHAPE = (1, 128, 8, 64)  # (b, s, h, d)
 PHASES = ("no_grad", "grad", "forward_backward")
@@ -70,17 +75,25 @@ def busy_us(call: Callable[[], object], calls: int) -> float:
     return (end - begin) / calls * 1e-3
 
 
-def callers(kernel: str, found: list[peers.Contestant]) -> dict[str, Caller]:
-    """flash_cuda's three entry points and the peers, by name."""
+def entry(function: str, kernel: str, kernels: list[str]) -> str:
+    """The name of one of flash_cuda's entry points; with its kernel where several are compared."""
+    return f"flash_cuda.{function}" + (f", kernel {kernel}" if len(kernels) > 1 else "")
+
+
+def callers(kernels: list[str], found: list[peers.Contestant]) -> dict[str, Caller]:
+    """flash_cuda's three entry points, two of them with each kernel, and the peers, by name."""
     made: dict[str, Caller] = {}
     with contextlib.suppress(ImportError):
         import flash_cuda
 
-        made["flash_cuda.attention"] = Caller(
-            lambda q, k, v: flash_cuda.attention(q, k, v, kernel=kernel)
-        )
+        for kernel in kernels:
+            made[entry("attention", kernel, kernels)] = Caller(
+                lambda q, k, v, kernel=kernel: flash_cuda.attention(q, k, v, kernel=kernel)
+            )
+            made[entry("fwd", kernel, kernels)] = Caller(
+                lambda q, k, v, kernel=kernel: flash_cuda.fwd(q, k, v, kernel=kernel)[0]
+            )
         made["flash_cuda.flash_attn_func"] = Caller(flash_cuda.flash_attn_func)
-        made["flash_cuda.fwd"] = Caller(lambda q, k, v: flash_cuda.fwd(q, k, v, kernel=kernel)[0])
     b, s, h, d = SHAPE
     for peer in found:
         if peer.name in peers.SDPA_BACKENDS:
@@ -125,24 +138,48 @@ def race(
     return medians, failures
 
 
+def check_bar(medians: dict[str, dict[str, float | None]], kernels: list[str], limit: float) -> int:
+    """0 where no kernel costs `limit` microseconds more than the first; says the differences."""
+    base, *others = kernels
+    missed = False
+    # Not the third phase: its backward may be the same kernel for all.
+    for kernel, function, phase in itertools.product(others, ("attention", "fwd"), PHASES[:2]):
+        names = (entry(function, name, kernels) for name in (kernel, base))
+        mine, theirs = (medians.get(name, {}).get(phase) for name in names)
+        more = math.nan if mine is None or theirs is None else mine - theirs
+        missed |= not more <= limit  # NaN misses
+        verdict = "passed" if more <= limit else "MISSED"
+        say(f"bar {limit}: {function} {phase}, {kernel} - {base}: {more:+.1f} us {verdict}")
+    return int(missed)
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
-    parser.add_argument("--kernel", default="auto")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kernel", default="auto", help="one, or several to compare: v2,hopper")
     parser.add_argument("--peers", default="auto", help="as for bench.forward")
     parser.add_argument("--calls", type=int, default=200, help="calls in a loop")
     parser.add_argument("--loops", type=int, default=15)
+    parser.add_argument(
+        "--bar",
+        type=float,
+        default=None,
+        metavar="US",
+        help="exit 1 where a call with a kernel of --kernel takes US longer than with the first",
+    )
     common.add_output_options(parser)
     arguments = parser.parse_args(argv)
     common.require_gpu("bench.overhead")
+    kernels = arguments.kernel.split(",")
     try:
-        found, missing = peers.discover(arguments.peers, arguments.kernel)
+        found, missing = peers.discover(arguments.peers, kernels[0])
     except ValueError as error:
         parser.error(str(error))
-    environment = common.environment({c.name: c.version for c in found})
-    say(common.describe(environment))
-    for peer, reason in missing.items():
-        say(f"not here: {peer} ({reason})")
-    racing = callers(arguments.kernel, found)
+    environment = announce(found, missing)
+    racing = callers(kernels, found)
     medians, failures = race(racing, arguments.calls, arguments.loops)
     result = {
         "schema": common.SCHEMA,
@@ -156,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     say(report.overhead_markdown(result))
     common.write_results(result, arguments)
-    return 0
+    return 0 if arguments.bar is None else check_bar(medians, kernels, arguments.bar)
 
 
 if __name__ == "__main__":

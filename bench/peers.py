@@ -1,73 +1,29 @@
-"""The contestants: flash_cuda itself, and every other attention that can be imported here.
+"""The peers: every other attention that can be imported here, and flash_cuda with one change.
 
-Each takes q (b, sq, h, d), k and v (b, sk, hk, d) and returns (b, sq, h, d). A peer that is missing
-or broken is a reason in a list, never an exception.
+A peer that is missing or broken is a reason in a list, never an exception.
 """
 
+import argparse
 import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.common import flash_cuda_version, one_line
-
-Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+from bench.common import one_line
+from bench.contestants import OWN_NAME, Contestant, ours, sdpa_on_views
+from bench.contestants import standard_attention as standard_attention
 
 SDPA_BACKENDS = {
     "sdpa-flash": SDPBackend.FLASH_ATTENTION,
     "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """An attention to time. `unable` says why a call is not for it; dtype None = the cell's own."""
-
-    name: str
-    version: str
-    attend: Attend
-    dtype: torch.dtype | None = None
-    top_left_causal: bool = False
-    has_backward: bool = True
-
-    def unable(self, seqlen_q: int, seqlen_k: int, causal: bool, backward: bool) -> str | None:
-        if backward and not self.has_backward:
-            return "this build has no backward"
-        if causal and self.top_left_causal and seqlen_q != seqlen_k:
-            return "its causal mask is top-left aligned, ours bottom-right"
-        return None
-
-
-def standard_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Attention as a textbook writes it: the whole (sq, sk) score matrix in memory."""
-    groups = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(groups, dim=2) if groups > 1 else x for x in (k, v))
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if causal:
-        sq, sk = scores.shape[-2:]
-        hidden = torch.ones(sq, sk, dtype=torch.bool, device=q.device).triu_(sk - sq + 1)
-        scores = scores.masked_fill(hidden, float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(1, 2)
-
-
-def sdpa_on_views(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """F.scaled_dot_product_attention on (b, s, h, d) tensors; views only, no copies."""
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        is_causal=causal,
-        enable_gqa=q.shape[2] != k.shape[2],
-    )
-    return out.transpose(1, 2)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def _sdpa(name: str) -> Contestant:
@@ -96,14 +52,23 @@ def _first(result: Tensor | tuple) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-def _flash_attention_package(name: str, module: str, *distributions: str) -> Contestant:
-    """FA2, FA3 and FA4 agree on `flash_attn_func(q, k, v, causal=...)`; FA4 returns (out, lse)."""
+def _flash_attention_package(
+    name: str, module: str, *distributions: str, open_side: int | None = -1
+) -> Contestant:
+    """FA2, FA3 and FA4 agree on `flash_attn_func(q, k, v, causal=, window_size=)`.
+
+    They differ in the window's open side (`open_side`: -1, FA4 None) and in what they return: FA4
+    (out, lse), where lse is computed only for inputs that need gradients; the others out.
+    """
     function = importlib.import_module(module).flash_attn_func
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        return _first(function(q, k, v, causal=causal))
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, causal: bool, window: tuple[int, int] = (-1, -1)
+    ) -> Tensor:
+        left, right = (open_side if side < 0 else side for side in window)
+        return _first(function(q, k, v, causal=causal, window_size=(left, right)))
 
-    return Contestant(name, _distribution_version(*distributions), attend)
+    return Contestant(name, _distribution_version(*distributions), attend, has_window=True)
 
 
 def _fa3() -> Contestant:
@@ -114,7 +79,11 @@ def _fa3() -> Contestant:
         flags = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
     except (ImportError, AttributeError, KeyError):
         flags = {}
-    return replace(found, has_backward=not flags.get("FLASHATTENTION_DISABLE_BACKWARD", False))
+    return replace(
+        found,
+        has_backward=not flags.get("FLASHATTENTION_DISABLE_BACKWARD", False),
+        has_window=not flags.get("FLASHATTENTION_DISABLE_LOCAL", False),
+    )
 
 
 def _flex() -> Contestant:
@@ -137,27 +106,13 @@ def _flex() -> Contestant:
     return Contestant("flex", f"torch {torch.__version__}", attend)
 
 
-def ours(
-    kernel: str = "auto", *, dtype: torch.dtype | None = None, deterministic: bool = False
-) -> Contestant:
-    """flash_cuda itself. Raises ImportError where it is not installed."""
-    import flash_cuda
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        return flash_cuda.attention(
-            q, k, v, causal=causal, kernel=kernel, deterministic=deterministic
-        )
-
-    return Contestant("flash_cuda", flash_cuda_version(), attend, dtype=dtype)
-
-
 def _peer_makers() -> dict[str, Callable[[], Contestant]]:
     package = _flash_attention_package
     return {
         **{name: functools.partial(_sdpa, name) for name in SDPA_BACKENDS},
         "fa2": lambda: package("fa2", "flash_attn", "flash-attn"),
         "fa3": _fa3,
-        "fa4": lambda: package("fa4", "flash_attn.cute", "flash-attn-4"),
+        "fa4": lambda: package("fa4", "flash_attn.cute", "flash-attn-4", open_side=None),
         "flex": _flex,
     }
 
@@ -165,13 +120,14 @@ def _peer_makers() -> dict[str, Callable[[], Contestant]]:
 # flex is compiled anew for every shape, which costs more than all the rest of a grid.
 OFF_BY_DEFAULT = {"flex"}
 PEER_NAMES = tuple(_peer_makers())
+OWN = "ours:"
 
 
 def _own_variant(name: str, kernel: str) -> Contestant:
     """`ours:fp16`, `ours:deterministic` or `ours:KERNEL`: flash_cuda with one thing changed."""
-    variant = name.removeprefix("ours:")
-    if variant == "fp16":
-        own = ours(kernel, dtype=torch.float16)
+    variant = name.removeprefix(OWN)
+    if variant in DTYPES:
+        own = ours(kernel, dtype=DTYPES[variant])
     elif variant == "deterministic":
         own = ours(kernel, deterministic=True)
     else:
@@ -184,8 +140,8 @@ def discover(wanted: str, kernel: str = "auto") -> tuple[list[Contestant], dict[
 
     Args:
         wanted: `auto` (all that import, without flex), `none`, or a comma list of PEER_NAMES and of
-            `ours:fp16`, `ours:deterministic`, `ours:KERNEL` (flash_cuda against itself).
-        kernel: the kernel of `ours:fp16` and `ours:deterministic`.
+            `ours:fp16`, `ours:bf16`, `ours:deterministic`, `ours:KERNEL` (flash_cuda itself).
+        kernel: the kernel of `ours:fp16`, `ours:bf16` and `ours:deterministic`.
 
     Returns:
         The peers found, and for each of the others the reason.
@@ -198,7 +154,7 @@ def discover(wanted: str, kernel: str = "auto") -> tuple[list[Contestant], dict[
         names = [name for name in makers if name not in OFF_BY_DEFAULT]
     else:
         names = [name for name in wanted.split(",") if name and name != "none"]
-    unknown = [name for name in names if name not in makers and not name.startswith("ours:")]
+    unknown = [name for name in names if name not in makers and not name.startswith(OWN)]
     if unknown:
         raise ValueError(
             f"--peers: expected {', '.join(makers)} or ours:VARIANT, got {', '.join(unknown)}"
@@ -211,3 +167,17 @@ def discover(wanted: str, kernel: str = "auto") -> tuple[list[Contestant], dict[
         except Exception as error:  # a broken wheel can raise anything while it is imported
             missing[name] = one_line(error)
     return found, missing
+
+
+def line_up(
+    arguments: argparse.Namespace, parser: argparse.ArgumentParser
+) -> tuple[list[Contestant], dict[str, str]]:
+    """flash_cuda first, where it imports, then the peers of --peers; reasons for all others."""
+    try:
+        found, missing = discover(arguments.peers, arguments.kernel)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        return [ours(arguments.kernel), *found], missing
+    except ImportError as error:
+        return found, {OWN_NAME: one_line(error), **missing}

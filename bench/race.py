@@ -1,19 +1,22 @@
-"""The race that forward.py and backward.py run: every contestant on every cell of a grid."""
+"""The race that forward, backward and small run: every contestant on every cell, in turn."""
 
 import argparse
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from bench import common, grid, peers, tables, timing
 from bench.common import say
+from bench.contestants import announce
 from bench.grid import DTYPES, Cell
 
 # Two right answers rounded differently differ by 2e-3 to 6e-3 in bf16; a wrong one by far more.
 TOLERANCE = 2e-2
+SLOW_START_S = 1.0  # a contestant that compiles before its first run is named
 
 # (q, k, v, dout) of a cell -> a callable to time and the tensors by which contestants must agree.
 # q, k, v, dout have the contestant's dtype.
@@ -21,6 +24,18 @@ Prepare = Callable[
     [peers.Contestant, Cell, tuple[Tensor, ...]],
     tuple[Callable[[], object], tuple[Tensor, ...]],
 ]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is raced: one run of what `prepare` returns is `calls` calls, on a flushed L2 or not."""
+
+    name: str
+    prepare: Prepare
+    what_is_timed: str
+    flops_factor: float = 1.0
+    calls: int = 1
+    flushed: bool = True
 
 
 def disagreement(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
@@ -35,16 +50,9 @@ def disagreement(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | 
 class Race:
     """Runs the cells, prints a row after each, keeps what the result file needs."""
 
-    def __init__(
-        self,
-        prepare: Prepare,
-        contestants: list[peers.Contestant],
-        arguments: argparse.Namespace,
-        flops_factor: float,
-    ) -> None:
-        self.prepare, self.contestants, self.arguments = prepare, contestants, arguments
-        self.flops_factor = flops_factor
-        self.flush = timing.flush_buffer()
+    def __init__(self, event: Event, contestants: list[peers.Contestant], budget_s: float) -> None:
+        self.event, self.contestants, self.budget_s = event, contestants, budget_s
+        self.flush = timing.flush_buffer() if event.flushed else timing.no_flush()
         self.rows: list[dict] = []
         self.skipped: list[dict] = []
         self.lost = False
@@ -53,18 +61,28 @@ class Race:
         self.skipped.append({"contestant": contestant.name, "cell": asdict(cell), "reason": reason})
         say(f"  {contestant.name} left out of {cell}: {reason}")
 
+    def _prepare(self, contestant: peers.Contestant, cell: Cell, seed: int):
+        """The callable, warmed up, and its results; says so where that took long."""
+        begin = time.monotonic()
+        tensors = grid.inputs(cell, contestant.dtype or DTYPES[cell.dtype], seed)
+        run, results = self.event.prepare(contestant, cell, tensors)
+        run()
+        torch.cuda.synchronize()
+        if (seconds := time.monotonic() - begin) > SLOW_START_S:
+            say(f"  {contestant.name} took {seconds:.1f} s before its first run of {cell}")
+        return run, results
+
     def _ready(self, cell: Cell, seed: int) -> list[tuple[peers.Contestant, Callable]]:
         """Contestants that ran this cell and agree with the first one that did."""
         ready, first = [], None
-        backward = self.flops_factor != 1.0
+        backward = self.event.flops_factor != 1.0
         for contestant in self.contestants:
-            reason = contestant.unable(cell.seqlen, cell.seqlen, cell.causal, backward)
+            reason = contestant.unable(
+                cell.seqlen, cell.seqlen, cell.causal, backward, bool(cell.band())
+            )
             if reason is None:
                 try:
-                    tensors = grid.inputs(cell, contestant.dtype or DTYPES[cell.dtype], seed)
-                    run, results = self.prepare(contestant, cell, tensors)
-                    run()
-                    torch.cuda.synchronize()
+                    run, results = self._prepare(contestant, cell, seed)
                     first = first or results
                     reason = disagreement(first, results)
                 except Exception as error:  # a peer may fail in any way; the others go on
@@ -83,9 +101,7 @@ class Race:
         if not ready:
             return
         try:
-            times = timing.time_in_turn(
-                [run for _, run in ready], self.flush, self.arguments.budget
-            )
+            times = timing.time_in_turn([run for _, run in ready], self.flush, self.budget_s)
         except Exception as error:  # a launch that fails late must not cost the rows measured
             for contestant, _ in ready:
                 self._skip(contestant, cell, "while the race ran: " + common.one_line(error))
@@ -93,12 +109,13 @@ class Race:
             return
         new = []
         for (contestant, _), timed in zip(ready, times, strict=True):
-            tflops = cell.flops() * self.flops_factor / timed.median * 1e-6
+            us = timed.median / self.event.calls
+            tflops = cell.flops() * self.event.flops_factor / us * 1e-6
             new.append(
                 {
                     **asdict(cell),
                     "contestant": contestant.name,
-                    "us": round(timed.median, 3),
+                    "us": round(us, 3),
                     "tflops": round(tflops, 2),
                     "percent_of_ceiling": round(100 * tflops / ceiling, 1),
                     "spread": round((timed.quartile_high - timed.quartile_low) / timed.median, 4),
@@ -123,44 +140,31 @@ def profile(prepare: Prepare, contestant: peers.Contestant, cell: Cell) -> None:
 
 
 def main(
-    name: str,
-    prepare: Prepare,
-    flops_factor: float,
-    what_is_timed: str,
+    event: Event,
     argument_parser: argparse.ArgumentParser,
     argv: list[str] | None,
+    cells: Callable[[argparse.Namespace], Iterable[Cell]] = grid.cells,
 ) -> int:
-    """Run one grid; returns the exit status."""
+    """Run the cells that the arguments choose; returns the exit status."""
     arguments = argument_parser.parse_args(argv)
-    common.require_gpu(f"bench.{name}")
-    try:
-        found, missing = peers.discover(arguments.peers, arguments.kernel)
-    except ValueError as error:
-        argument_parser.error(str(error))
-    try:
-        own = [peers.ours(arguments.kernel)]
-    except ImportError as error:
-        own, missing = [], {"flash_cuda": common.one_line(error), **missing}
+    common.require_gpu(f"bench.{event.name}")
+    contestants, missing = peers.line_up(arguments, argument_parser)
     if arguments.profile:
-        if not own:
+        if "flash_cuda" in missing:
             say(f"nothing to profile: {missing['flash_cuda']}")
             return common.NO_GPU_EXIT
-        profile(prepare, own[0], next(grid.cells(arguments)))
+        profile(event.prepare, contestants[0], next(iter(cells(arguments))))
         return 0
-    contestants = own + found
-    environment = common.environment({c.name: c.version for c in found})
-    say(common.describe(environment))
-    for peer, reason in missing.items():
-        say(f"not here: {peer} ({reason})")
+    environment = announce(contestants, missing)
     if not contestants:
         say("nothing to time")
         return common.NO_GPU_EXIT
     names = [contestant.name for contestant in contestants]
     before = timing.matmul_ceiling_tflops()
-    say(f"timed: {what_is_timed}; bf16 8192^3 matmul before: {before:.0f} TFLOP/s\n")
+    say(f"timed: {event.what_is_timed}; bf16 8192^3 matmul before: {before:.0f} TFLOP/s\n")
     say(tables.race_header(names))
-    race = Race(prepare, contestants, arguments, flops_factor)
-    for seed, cell in enumerate(grid.cells(arguments)):
+    race = Race(event, contestants, arguments.budget)
+    for seed, cell in enumerate(cells(arguments)):
         race.run(cell, seed, before)
         if race.lost:
             say("the CUDA context is lost: no further cell can be run in this process")
@@ -168,8 +172,8 @@ def main(
     after = math.nan if race.lost else timing.matmul_ceiling_tflops()
     result = {
         "schema": common.SCHEMA,
-        "name": name,
-        "timed": what_is_timed,
+        "name": event.name,
+        "timed": event.what_is_timed,
         "environment": environment,
         "arguments": {k: v for k, v in vars(arguments).items() if k not in ("out", "formats")},
         "contestants": names,
@@ -187,4 +191,4 @@ def main(
     common.write_results(result, arguments)
     if race.lost:
         return 1
-    return 0 if arguments.bar is None else tables.check_bar(result["summary"], arguments.bar)
+    return max((tables.check_bar(result["summary"], bar) for bar in arguments.bar), default=0)

@@ -17,29 +17,30 @@ from bench.common import REPOSITORY, RESULTS, describe, markdown_table, say
 from bench.lab import summary
 from bench.lab import tables as lab
 
-REFERENCE_PEER = "sdpa-flash"
-
 
 def compact_grid(result: dict) -> str:
-    """A row for each head dim and mask, a column for each seqlen: TFLOP/s (x SDPA's FA2)."""
+    """A row for each head dim and mask, a column for each seqlen: TFLOP/s (x the best peer)."""
     first = result["contestants"][0]
+    named = tables.real_peers(result["contestants"])
+    against = f" (x {named[0] if len(named) == 1 else 'best peer'})" if named else ""
     cells = [cell for cell in tables.by_cell(result["rows"]) if first in cell]
     seqlens = sorted({cell[first]["seqlen"] for cell in cells})
     table: dict[str, dict[int, str]] = {}
     for cell in cells:
-        mine, peer = cell[first], cell.get(REFERENCE_PEER)
-        against = f" ({peer['us'] / mine['us']:.2f}x)" if peer else ""
+        mine, peer = cell[first], tables.best_peer(cell, result["contestants"])
+        ratio = f" ({peer['us'] / mine['us']:.2f}x)" if peer else ""
         label = f"d {mine['head_dim']}, {'causal' if mine['causal'] else 'full'}"
-        table.setdefault(label, {})[mine["seqlen"]] = f"{mine['tflops']:.0f}{against}"
-    header = ["TFLOP/s (x FA2)", *(f"seq {seqlen}" for seqlen in seqlens)]
+        table.setdefault(label, {})[mine["seqlen"]] = f"{mine['tflops']:.0f}{ratio}"
+    header = [f"TFLOP/s{against}", *(f"seq {seqlen}" for seqlen in seqlens)]
     rows = [[label, *(by.get(seqlen, "-") for seqlen in seqlens)] for label, by in table.items()]
     summary = tables.summary_text(result["summary"], first).replace("\n", "  \n")
     return f"{markdown_table(header, rows)}\n\n{summary}"
 
 
-# README.md: as in the pages of bench/results, but the grids and the lab's page smaller.
+# README.md: the grids and the lab's page smaller than in bench/results, where alone the others are.
+AS_THEY_ARE = ("memory", "overhead", "train_context", "train_curves")
 RENDER: dict[str, Callable[[dict], str]] = {
-    **report.MARKDOWN,
+    **{name: report.MARKDOWN[name] for name in AS_THEY_ARE},
     **dict.fromkeys(report.GRID_NAMES, compact_grid),
     "ab": lab.corner_times,
 }

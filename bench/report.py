@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.common import describe, markdown_table, say
 from bench.lab import tables as lab
-from bench.tables import by_cell, cell_name, race_cells, race_columns, summary_text
+from bench.tables import by_cell, cell_key, cell_name, race_cells, race_columns, summary_text
 
-GRID_NAMES = ("forward", "backward")
+GRID_NAMES = ("forward", "backward")  # small has their page, but no chart and other shapes
 
 
 def grid_markdown(result: dict) -> str:
@@ -23,16 +23,62 @@ def grid_markdown(result: dict) -> str:
         for cell in by_cell(result["rows"])
     ]
     ceiling = result["ceiling_tflops"]
-    skipped = sorted({f"{s['contestant']}: {s['reason']}" for s in result["skipped"]})
     parts = [
         f"Timed: {result['timed']}; dtype {result['arguments']['dtype']}. "
         f"bf16 8192^3 matmul {ceiling['before']} TFLOP/s before, {ceiling['after']} after.",
         markdown_table(race_columns(names), rows),
         summary_text(result["summary"], names[0]).replace("\n", "  \n"),
     ]
-    if skipped:
-        parts.append("Left out:\n" + "\n".join(f"- {line}" for line in skipped))
-    return "\n\n".join(parts)
+    return "\n\n".join(parts + left_out(result))
+
+
+def left_out(result: dict) -> list[str]:
+    """A paragraph on who was left out and why; none where nobody was."""
+    skipped = sorted({f"{s['contestant']}: {s['reason']}" for s in result["skipped"]})
+    return ["Left out:\n" + "\n".join(f"- {line}" for line in skipped)] if skipped else []
+
+
+def gqa_markdown(result: dict) -> str:
+    """A row for each contestant and shape: time with as many key heads, speed with fewer."""
+    header, rows = [], []
+    shapes: dict[tuple, list[dict]] = {}
+    for row in result["rows"]:
+        key = row["contestant"], *cell_key({**row, "heads_kv": row["heads"]})
+        shapes.setdefault(key, []).append(row)
+    for mha, *fewer in shapes.values():
+        header = ["shape", "", "us", "TFLOP/s"]
+        header += [f"x with {row['heads_kv']} key heads" for row in fewer]
+        cells = [cell_name(mha), mha["contestant"], f"{mha['us']:.1f}", f"{mha['tflops']:.0f}"]
+        rows.append(cells + [f"{mha['us'] / row['us']:.3f}x" for row in fewer])
+    lines = [
+        f"{name}: geometric mean {s['geometric_mean']:.3f}x, least {s['min']:.3f}x "
+        f"at {s['min_cell']}"
+        for name, s in result["summary"].items()
+    ]
+    intro = (
+        f"Forward, no grad, {result['dtype']}. Times are those with as many key heads as query "
+        "heads; x is the speed with fewer, same contestant, over that."
+    )
+    parts = [intro, markdown_table(header, rows), "  \n".join(lines)]
+    return "\n\n".join(parts + left_out(result))
+
+
+def accuracy_case(row: dict) -> str:
+    mask = "causal" if row["causal"] else "full"
+    return f"d{row['head_dim']} {mask} {row['dtype']} {row['inputs']}"
+
+
+def accuracy_markdown(result: dict) -> str:
+    """A row for each case: RMSE, and maximum in parentheses, of each contestant."""
+    names = result["contestants"]
+    cases: dict[str, dict[str, str]] = {}
+    for row in result["rows"]:
+        shown = f"{row['rmse']:.3e} ({row['max']:.1e})"
+        cases.setdefault(accuracy_case(row), {})[row["contestant"]] = shown
+    rows = [[case, *(by.get(name, "-") for name in names)] for case, by in cases.items()]
+    intro = f"Shape: {result['shape']}. Error of the forward against float64: RMSE (maximum)."
+    table = markdown_table(["inputs", *names], rows)
+    return "\n\n".join([intro, table, *left_out(result)])
 
 
 def mebibytes(count: int | None) -> str:
@@ -100,7 +146,9 @@ def curves_markdown(result: dict) -> str:
 
 
 MARKDOWN = {
-    **dict.fromkeys(GRID_NAMES, grid_markdown),
+    **dict.fromkeys((*GRID_NAMES, "small"), grid_markdown),
+    "gqa": gqa_markdown,
+    "accuracy": accuracy_markdown,
     "memory": memory_markdown,
     "overhead": overhead_markdown,
     "train_context": train_markdown,

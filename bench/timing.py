@@ -17,6 +17,7 @@ import torch
 from bench import common
 
 ROUNDS = 6
+LEAST_LAUNCHES, MOST_LAUNCHES = 4, 8  # of each contestant in a round: 24 to 48 samples
 FIRST_SPIN_CYCLES = 1_000_000  # about half a millisecond at 1.9 GHz
 LONGEST_SPIN_CYCLES = 64_000_000
 
@@ -78,20 +79,34 @@ def flush_buffer() -> torch.Tensor:
     return torch.empty(max(2 * size, 32 << 20), dtype=torch.int8, device=common.DEVICE)
 
 
+def no_flush() -> torch.Tensor:
+    """Stands for flush_buffer() where runs may find their inputs in the L2."""
+    return torch.empty(1, dtype=torch.int8, device=common.DEVICE)
+
+
 def launches_per_round(estimates_us: Sequence[float], budget_s: float) -> int:
-    """Launches of each contestant in a round, so that all rounds take about `budget_s`."""
+    """Launches of each contestant in a round, so that all rounds take about `budget_s`.
+
+    A budget too small for LEAST_LAUNCHES is overrun: a median of fewer samples says too little.
+    """
     per_launch_s = sum(estimates_us) * 1e-6 + 50e-6 * len(estimates_us)
-    return min(max(math.floor(budget_s / per_launch_s / ROUNDS), 2), 8)
+    affordable = math.floor(budget_s / per_launch_s / ROUNDS)
+    return min(max(affordable, LEAST_LAUNCHES), MOST_LAUNCHES)
 
 
 def sample_in_turn(
     lanes: Sequence[Lane], flush: torch.Tensor, launches: int, rounds: int
 ) -> list[list[list[float]]]:
-    """Microseconds by lane, round and launch; each round begins with another lane."""
+    """Microseconds by lane, round and launch.
+
+    Each round begins with another lane, and every second one goes backwards: nobody always runs on
+    a card that the same other lane has heated.
+    """
     samples: list[list[list[float]]] = [[] for _ in lanes]
     for turn in range(rounds):
+        step = -1 if turn % 2 else 1
         for place in range(len(lanes)):
-            index = (turn + place) % len(lanes)  # nobody always runs on a card another has heated
+            index = (turn + step * place) % len(lanes)
             samples[index].append(lanes[index].sample(launches, flush))
     return samples
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_cuda import checks
+from flash_cuda import kernel_names
 from flash_cuda.ops import BWD, FWD, call
 
 # The autograd kernels of the ops are Python functions; an eager call that records its own gradient,
@@ -32,6 +32,9 @@ def _gradients(ctx, dout: Tensor | None, dlse: Tensor | None, options: dict, det
     if dout is None:
         dout = torch.zeros_like(out)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    if "kernel_name" in options:
+        kernel = kernel_names.gradient_kernel(options["kernel_name"])
+        options = {**options, "kernel_name": kernel}
     # With create_graph=True the op's own autograd kernel runs, which refuses the second derivative.
     with nullcontext() if torch.is_grad_enabled() else below_autograd():
         dq, dk, dv = call(
@@ -89,7 +92,8 @@ def attend(q, k, v, options: dict, deterministic: bool, return_lse: bool):
         )
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         if "kernel_name" in options:
-            checks.check_backward_kernel("flash_cuda.attention", options["kernel_name"])
+            kernel = kernel_names.gradient_kernel(options["kernel_name"])
+            kernel_names.check_backward("flash_cuda.attention", kernel)
         plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
         apply = _apply_eagerly if plain else Attention.apply
         return apply(q, k, v, options, deterministic, return_lse)

@@ -2,34 +2,19 @@
 
 The CUDA op does the same checks in C++ (csrc/ops), with the same texts:
 `<op>: <argument>: expected <what>, got <what>`. Here a wrong value or shape is a ValueError, a
-wrong dtype a TypeError, a kernel still to come a NotImplementedError.
+wrong dtype a TypeError, what a kernel does not serve a NotImplementedError.
 """
 
-import itertools
 import math
-import re
 import sys
 
 import torch
 from torch import Tensor
 
-from flash_cuda.tile_plan import BUDGETS_KB
+from flash_cuda import kernel_names
 
 MAX_HEAD_DIM = 256
 CUDA_DTYPES = (torch.float16, torch.bfloat16)
-V1 = "kv_outer/split_k/eager"
-LAB_KERNELS = ("v1",) + tuple(
-    "/".join(choice)
-    for choice in itertools.product(
-        ("kv_outer", "q_outer"), ("split_k", "split_q"), ("eager", "deferred")
-    )
-)
-LAB_BUDGETS = tuple(f"{kilobytes}KB" for kilobytes in BUDGETS_KB)
-LAB_MAX_HEAD_DIM = 128
-# What an error lists as available.
-CPU_KERNELS = "auto, reference"
-CUDA_BACKWARDS = "auto, v2, v1[/<M>KB]"
-CUDA_KERNELS = f"{CUDA_BACKWARDS}, <kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]"
 
 
 def _fail(op: str, argument: str, expected: str, got: object, error: type = ValueError):
@@ -47,52 +32,6 @@ def _check_dtype(op: str, q: Tensor) -> None:
         _fail(op, "q", "float16 or bfloat16", got, TypeError)
     if not q.is_floating_point():
         _fail(op, "q", "a floating point dtype", dtype_name(q.dtype), TypeError)
-
-
-def lab_kernel(kernel: str) -> tuple[str, str] | None:
-    """("q_outer/split_q/eager", "99KB") of such a name, "" where it has no budget; else None."""
-    if kernel in LAB_KERNELS:
-        return kernel, ""
-    match = re.fullmatch(r"(.+)/([1-9][0-9]*KB)", kernel)
-    return match.groups() if match and match[1] in LAB_KERNELS else None
-
-
-def forward_only(kernel: str) -> bool:
-    """Whether `kernel` is a corner of the lab that has no backward: any but v1."""
-    lab = lab_kernel(kernel)
-    return lab is not None and lab[0] not in ("v1", V1)
-
-
-def _refuse(op: str, kernel: str, why: str, available: str, error: type):
-    raise error(f'{op}: kernel "{kernel}" {why}; available here: {available}')
-
-
-def check_kernel(op: str, kernel: str, device: str, head_dim: int) -> None:
-    """Refuses a kernel that cannot run on `device`; on "meta" every built name will do."""
-    here = CPU_KERNELS if device == "cpu" else CUDA_KERNELS
-    lab = lab_kernel(kernel)
-    if kernel == "hopper":
-        _refuse(op, kernel, "is not built yet", here, NotImplementedError)
-    if kernel == "reference" and device == "cuda":
-        _refuse(op, kernel, "runs on CPU tensors", here, ValueError)
-    if (kernel == "v2" or lab) and device == "cpu":
-        _refuse(op, kernel, "runs on CUDA tensors", here, ValueError)
-    if not lab:
-        if kernel not in ("auto", "v2", "reference"):
-            _fail(op, "kernel", f"one of {here}", f'"{kernel}"')
-        return
-    if lab[1] and lab[1] not in LAB_BUDGETS:
-        why = "has no tiles for that shared-memory budget"
-        _refuse(op, kernel, why, ", ".join(LAB_BUDGETS), ValueError)
-    if head_dim > LAB_MAX_HEAD_DIM:
-        why = f"serves head_dim from 1 to {LAB_MAX_HEAD_DIM}, got {head_dim}"
-        _refuse(op, kernel, why, "auto, v2", NotImplementedError)
-
-
-def check_backward_kernel(op: str, kernel: str) -> None:
-    """Refuses a kernel that has no backward; to be called after check_kernel."""
-    if forward_only(kernel):
-        _refuse(op, kernel, "is forward only", CUDA_BACKWARDS, NotImplementedError)
 
 
 def check_inputs(
@@ -129,7 +68,7 @@ def check_inputs(
             _fail(op, name, "a width >= 0, or -1 for no limit", value)
     if isinstance(scale, float) and not 0 <= scale < math.inf:
         _fail(op, "scale", "a finite number >= 0", f"{scale:f}")
-    check_kernel(op, kernel, q.device.type, head_dim)
+    kernel_names.check(op, kernel, q.device.type, head_dim)
 
 
 def _check_like(op: str, name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:

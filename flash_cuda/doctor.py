@@ -60,6 +60,23 @@ def _gpu(index: int, driver: str) -> Finding:
     return Finding(capability >= MINIMUM_CAPABILITY, text, remedy)
 
 
+def forward_kernel(device: str) -> tuple[str, str]:
+    """What "auto" means for a forward on a GPU: ("hopper", "") or ("v2", why it is not hopper)."""
+    nothing = torch.empty(0, 1, 1, 64, device=device, dtype=torch.float16)
+    try:
+        flash_cuda.fwd(nothing, nothing, nothing, kernel="hopper")
+    except RuntimeError as refusal:
+        sentence = str(refusal).split("\n")[0]
+        return "v2", sentence.removeprefix("flash_cuda.fwd: ").split("; available here")[0]
+    return "hopper", ""
+
+
+def _kernels(index: int) -> Finding:
+    forward, why = forward_kernel(f"cuda:{index}")
+    text = f'GPU {index}: kernel "auto" takes {forward} forward, v2 backward'
+    return Finding(True, f"{text} ({why})" if why else text)
+
+
 def _inputs(head_dim: int, dtype: torch.dtype, device: str):
     """q, k, v, dout of a causal GQA call whose lengths fill no tile: sq 65, sk 129, heads 4 / 2."""
     generator = torch.Generator().manual_seed(head_dim)
@@ -129,6 +146,8 @@ def findings() -> list[Finding]:
     for index in range(gpus):
         found.append(_gpu(index, driver))
         if found[-1].ok:
+            if ops.HAS_CUDA_KERNELS:
+                found.append(_kernels(index))
             found += [_self_check(f"cuda:{index}", t) for t in (torch.float16, torch.bfloat16)]
     if not gpus:
         reason = (

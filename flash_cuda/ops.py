@@ -8,7 +8,7 @@ has an argument called `kernel`.
 import torch
 from torch import Tensor
 
-from flash_cuda import checks
+from flash_cuda import checks, kernel_names
 
 FWD = torch.ops.flash_cuda.fwd.default
 BWD = torch.ops.flash_cuda.bwd.default
@@ -47,7 +47,7 @@ def fwd(
         scale: multiplies q k^T; None = 1 / sqrt(d).
         window_left, window_right: query i sees key j iff
             i + sk - sq - window_left <= j <= i + sk - sq + window_right; -1 = open on that side.
-        kernel: "auto", "v2", "v1" or a corner of the lab (CUDA), or "reference" (CPU), as
+        kernel: "auto", "hopper", "v2", "v1" or a corner of the lab (CUDA), or "reference" (CPU), as
             flash_cuda.attention takes it.
 
     Returns:
@@ -84,8 +84,9 @@ def bwd(
     Args:
         dout: gradient of out, (b, sq, h, d), any strides.
         q, k, v, scale, window_left, window_right: as given to `fwd`.
-        kernel: "auto", "v2", "v1" (CUDA) or "reference" (CPU). v1 has one tile size a head dim,
-            whatever budget stands behind its name, and is deterministic.
+        kernel: "auto", "v2", "v1" (CUDA) or "reference" (CPU). "auto" on CUDA is v2, also behind a
+            forward by hopper. v1 has one tile size a head dim, whatever budget stands behind its
+            name, and is deterministic.
         out, lse: as returned by `fwd`.
         dlse: gradient of lse, (b, h, sq) float32, or None for zero.
         deterministic: the same bits at every repeat, for a little time and memory.
@@ -149,7 +150,7 @@ def _bwd_fake(
     kernel_name="auto",
 ):
     checks.check_inputs("flash_cuda.bwd", q, k, v, scale, window_left, window_right, kernel_name)
-    checks.check_backward_kernel("flash_cuda.bwd", kernel_name)
+    kernel_names.check_backward("flash_cuda.bwd", kernel_name)
     checks.check_gradients("flash_cuda.bwd", q, dout, out, lse, dlse)
     return _empty_gradients(q, k, v, need_dq, need_dk, need_dv)
 

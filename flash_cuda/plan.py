@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flash_cuda import checks, io_model
+from flash_cuda import io_model, kernel_names
 from flash_cuda.tile_plan import BUDGETS_KB, TilePlan, tile_plan
 
 REGISTERS = 65536  # of an SM
 RESERVED = 1024  # bytes of shared memory that CUDA takes for each thread block
 # Whose registers stand for all kernels of a warp partition: v1, and the lab's form of v2.
-CORNERS = {"split_k": checks.V1, "split_q": "q_outer/split_q/deferred"}
+CORNERS = {"split_k": kernel_names.V1, "split_q": "q_outer/split_q/deferred"}
 SEQLEN = 4096  # for operations per byte
 
 

@@ -2,7 +2,8 @@
 
 A Case is one call; FORWARD and BACKWARD pair cases with the kernels that must serve them. Every
 head dim meets every band; lengths, heads and dtypes are drawn with a fixed seed, so that collection
-is the same in each pytest-xdist worker.
+is the same in each pytest-xdist worker. Parameters of the hopper kernel are marked `hopper`, and
+skipped where it does not run.
 """
 
 import random
@@ -74,6 +75,26 @@ def _draw(lengths, dtypes, repeats: int, seed: int) -> list[Case]:
     ]
 
 
+def _draw_any(count: int, seed: int) -> list[Case]:
+    draw = random.Random(seed)
+
+    def side():
+        return draw.choice((-1, 0, draw.randint(1, 2000)))
+
+    def case():
+        sq, sk = (min(draw.randint(1, 3000), draw.randint(1, 3000)) for _ in "qk")
+        heads_k = draw.choice((1, 2, 3))
+        heads = heads_k * draw.choice((1, 1, 2, 5))
+        any_dim, multiple = draw.randint(1, 256), 8 * draw.randint(1, 32)
+        head_dim = draw.choice((any_dim, multiple, draw.choice(TILE_HEAD_DIMS)))
+        band = draw.choice((FULL, CAUSAL, (side(), side())))
+        return Case(
+            sq, sk, heads, heads_k, head_dim, *band, draw.choice(GPU_DTYPES), draw.randint(1, 3)
+        )
+
+    return [case() for _ in range(count)]
+
+
 CPU_CASES = _draw(SMALL_LENGTHS, CPU_DTYPES, repeats=1, seed=1)
 GPU_CASES = _draw(LENGTHS, GPU_DTYPES, repeats=3, seed=2)
 # Lengths of many tiles, where a wrong stage of the pipeline or a wrong block range would show.
@@ -99,9 +120,13 @@ ISOLATION_CASES = [
     for band in (CAUSAL, (31, 0), (-1, 16), (0, 0))
 ]
 
-# Kernels by device that serve forward and backward. "auto" must mean the first.
+# Any shape at all, for tests that repeat a call: what differs between repeats is a race.
+RANDOM_CASES = _draw_any(200, seed=3)
+
+# Kernels by device. "auto" must mean the first that runs there.
 CPU_KERNELS = ("reference",)
-CUDA_KERNELS = ("v2", "v1")
+FORWARD_KERNELS = ("hopper", "v2", "v1")
+BACKWARD_KERNELS = ("v2", "v1")
 V1_MAX_HEAD_DIM = 128
 
 CPU = pytest.param("cpu", id="cpu")
@@ -109,16 +134,28 @@ CUDA = pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)
 DEVICES = (CPU, CUDA)
 
 
-def with_kernels(cpu_cases, cuda_cases) -> list:
-    """pytest parameters (device, kernel, case), those on CUDA marked `gpu`."""
+def _on_cuda(kernel, *values, name):
+    """The pytest parameter ("cuda", kernel, *values) with the marks that say where it runs."""
+    marks = [pytest.mark.gpu] + [pytest.mark.hopper] * (kernel == "hopper")
+    return pytest.param("cuda", kernel, *values, id=name, marks=marks)
+
+
+# (device, kernel) of the forward, for tests about one shape.
+KERNELS = [pytest.param("cpu", "reference", id="reference")] + [
+    _on_cuda(kernel, name=kernel) for kernel in ("hopper", "v2")
+]
+
+
+def with_kernels(cpu_cases, cuda_cases, cuda_kernels=FORWARD_KERNELS) -> list:
+    """pytest parameters (device, kernel, case) for every kernel that serves the case."""
     parameters = [
         pytest.param("cpu", kernel, case, id=f"{kernel}-{case}")
         for kernel in CPU_KERNELS
         for case in cpu_cases
     ]
     parameters += [
-        pytest.param("cuda", kernel, case, id=f"{kernel}-{case}", marks=pytest.mark.gpu)
-        for kernel in CUDA_KERNELS
+        _on_cuda(kernel, case, name=f"{kernel}-{case}")
+        for kernel in cuda_kernels
         for case in cuda_cases
         if kernel != "v1" or case.head_dim <= V1_MAX_HEAD_DIM
     ]
@@ -128,7 +165,7 @@ def with_kernels(cpu_cases, cuda_cases) -> list:
 def _lab(cases_of) -> list:
     """pytest parameters ("cuda", kernel, case): every corner at every budget, cases in turn."""
     return [
-        pytest.param("cuda", kernel, case, id=f"{kernel}-{case}", marks=pytest.mark.gpu)
+        _on_cuda(kernel, case, name=f"{kernel}-{case}")
         for number, kernel in enumerate(f"{c}/{m}KB" for c in LAB_CORNERS for m in LAB_BUDGETS)
         for case in cases_of(number)
     ]
@@ -145,8 +182,12 @@ _LAB_CASES = [case for case in GPU_CASES + LONG_CASES if case.head_dim <= V1_MAX
 _LAB_ISOLATION = [case for case in ISOLATION_CASES if case.head_dim in (64, 128)]
 
 FORWARD = with_kernels(CPU_CASES, GPU_CASES + LONG_CASES)
-BACKWARD = with_kernels(CPU_CASES[::2], GPU_CASES[::2] + GPU_CASES[1::4] + LONG_CASES)
+BACKWARD = with_kernels(
+    CPU_CASES[::2], GPU_CASES[::2] + GPU_CASES[1::4] + LONG_CASES, BACKWARD_KERNELS
+)
 FEW = with_kernels(FEW_CASES, FEW_CASES)
+FEW_BACKWARD = with_kernels(FEW_CASES, FEW_CASES, BACKWARD_KERNELS)
 ISOLATION = with_kernels(ISOLATION_CASES[4:8], ISOLATION_CASES)
+ISOLATION_BACKWARD = with_kernels(ISOLATION_CASES[4:8], ISOLATION_CASES, BACKWARD_KERNELS)
 LAB_FORWARD = _lab(lambda number: _LAB_CASES[number % 19 :: 19])
 LAB_ISOLATION = _lab(lambda number: _LAB_ISOLATION[number % 4 :: 4])

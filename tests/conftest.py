@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flash_cuda import ops
+from flash_cuda import doctor, ops
 from flash_cuda.reference import naive
 from tests import gpu_report
 from tests.cases import Case
@@ -27,14 +27,18 @@ def pytest_collection_modifyitems(config, items):
         reason = "needs a CUDA GPU"
     elif not ops.HAS_CUDA_KERNELS:
         reason = "this build holds no CUDA kernels"
+    no_hopper = reason
+    if not reason and any(item.get_closest_marker("hopper") for item in items):
+        no_hopper = doctor.forward_kernel("cuda")[1]
     for item in items:
         if item.get_closest_marker("large"):
             item.add_marker(pytest.mark.gpu)
             if config.pluginmanager.hasplugin("xdist"):
                 # Two at a time would not fit: with --dist loadgroup one worker runs them all.
                 item.add_marker(pytest.mark.xdist_group("large"))
-        if reason and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        why_not = no_hopper if item.get_closest_marker("hopper") else reason
+        if why_not and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=why_not))
 
 
 @pytest.hookimpl(trylast=True)

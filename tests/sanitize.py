@@ -12,9 +12,11 @@ import sys
 import torch
 
 import flash_cuda
+from flash_cuda import doctor
+from flash_cuda.kernel_names import gradient_kernel
 from tests.cases import (
     CAUSAL,
-    CUDA_KERNELS,
+    FORWARD_KERNELS,
     FULL,
     LAB_BUDGETS,
     LAB_CORNERS,
@@ -42,11 +44,21 @@ def both_ways(kernel, head_dim):
     for number, (sq, sk, band) in enumerate(SHAPES):
         dtype = (torch.float16, torch.bfloat16)[number % 2]
         q, k, v, dout = inputs(sq, sk, head_dim, dtype, spoil=number == 1)
-        options = {"window_left": band[0], "window_right": band[1], "kernel": kernel}
-        out, lse = flash_cuda.fwd(q, k, v, **options)
-        deterministic = number % 2 == 0
-        flash_cuda.bwd(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+        options = {"window_left": band[0], "window_right": band[1]}
+        out, lse = flash_cuda.fwd(q, k, v, kernel=kernel, **options)
+        options |= {"deterministic": number % 2 == 0, "kernel": gradient_kernel(kernel)}
+        flash_cuda.bwd(dout, q, k, v, out, lse, **options)
     return 2 * len(SHAPES)
+
+
+def hopper(head_dim):
+    """Forward of more tiles than the GPU runs at once, with more blocks of keys than are loaded."""
+    for spoil in (False, True):
+        q, k, v, _ = inputs(300, 700, head_dim, torch.bfloat16, spoil)
+        q = q[:, :, :1].expand(60, -1, 3, -1).contiguous()
+        k, v = (t.expand(60, -1, -1, -1).contiguous() for t in (k, v))
+        flash_cuda.fwd(q, k, v, window_right=0, kernel="hopper")
+    return 2
 
 
 def lab(head_dim):
@@ -64,11 +76,14 @@ def lab(head_dim):
 def main():
     # A smaller selection where the tool slows every shared-memory access down.
     head_dims = [int(d) for d in sys.argv[1:]] or TILE_HEAD_DIMS
-    calls = 0
+    kernels, calls = FORWARD_KERNELS, 0
+    if doctor.forward_kernel("cuda")[0] != "hopper":
+        kernels = tuple(kernel for kernel in kernels if kernel != "hopper")
     for head_dim in head_dims:
-        calls += sum(both_ways(kernel, head_dim) for kernel in CUDA_KERNELS) + lab(head_dim)
+        calls += sum(both_ways(kernel, head_dim) for kernel in kernels) + lab(head_dim)
+        calls += hopper(head_dim) if "hopper" in kernels else 0
     torch.cuda.synchronize()
-    print(f"{calls} calls of the ops, head dims {head_dims}")
+    print(f"{calls} calls of the ops, kernels {', '.join(kernels)}, head dims {head_dims}")
 
 
 if __name__ == "__main__":

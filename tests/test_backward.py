@@ -4,15 +4,17 @@ import pytest
 import torch
 
 import flash_cuda
+from flash_cuda import kernel_names
 from flash_cuda.reference import naive
 from tests.cases import (
     BACKWARD,
     CAUSAL,
     DEVICES,
     FEW,
+    FEW_BACKWARD,
     FEW_CASES,
     FULL,
-    ISOLATION,
+    ISOLATION_BACKWARD,
     TILE_HEAD_DIMS,
     Case,
     with_kernels,
@@ -29,12 +31,13 @@ REPEATS = [
 
 def gradients(case, kernel, q, k, v, dout, dlse=None, **options):
     """(dq, dk, dv) of the op itself, from its own forward."""
-    options |= case.window | {"kernel": kernel}
-    names = ("window_left", "window_right", "kernel", "scale")
+    options |= case.window
+    names = ("window_left", "window_right", "scale")
     forward = {name: options[name] for name in names if name in options}
-    out, lse = flash_cuda.fwd(q, k, v, **forward)
+    out, lse = flash_cuda.fwd(q, k, v, kernel=kernel, **forward)
     poison(q.device.type)
-    return flash_cuda.bwd(dout, q, k, v, out, lse, dlse=dlse, **options)
+    kernel = kernel_names.gradient_kernel(kernel)
+    return flash_cuda.bwd(dout, q, k, v, out, lse, dlse=dlse, kernel=kernel, **options)
 
 
 def check(actual, exact, baseline):
@@ -91,6 +94,20 @@ def test_lse_alone(device, kernel, case):
     assert (actual[2] == 0).all()
 
 
+def test_a_forward_only_kernel_has_the_gradients_of_auto():
+    """kernel="hopper" is for the forward; what bwd refuses must not reach it through autograd."""
+    q, k, v = (
+        torch.empty(1, 3, 2, 64, device="meta", dtype=torch.float16, requires_grad=True)
+        for _ in "qkv"
+    )
+    for out in (
+        flash_cuda.attention(q, k, v, kernel="hopper"),
+        flash_cuda.fwd(q, k, v, kernel="hopper")[0],
+    ):
+        gradients = torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+        assert [g.shape for g in gradients] == [q.shape] * 3
+
+
 def test_gradcheck():
     case = Case(5, 7, 2, 1, 3, 2, 1, torch.float64, batch=1)
     inputs = [t.requires_grad_() for t in make_inputs(case, "cpu")[:3]]
@@ -101,7 +118,7 @@ def test_gradcheck():
         assert torch.autograd.gradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("device, kernel, case", FEW)
+@pytest.mark.parametrize("device, kernel, case", FEW_BACKWARD)
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
 def test_subsets(device, kernel, case, wanted):
     q, k, v, dout, dlse = make_inputs(case, device)
@@ -113,7 +130,7 @@ def test_subsets(device, kernel, case, wanted):
         assert torch.equal(actual, expected) if need else actual.shape == (0,)
 
 
-@pytest.mark.parametrize("device, kernel, case", FEW)
+@pytest.mark.parametrize("device, kernel, case", FEW_BACKWARD)
 def test_dout_strides(device, kernel, case):
     q, k, v, dout, dlse = make_inputs(case, device)
     views = {
@@ -130,7 +147,7 @@ def test_dout_strides(device, kernel, case):
             assert torch.equal(a, e), f"{gradient}, dout {name}"
 
 
-@pytest.mark.parametrize("device, kernel, case", FEW)
+@pytest.mark.parametrize("device, kernel, case", FEW_BACKWARD)
 def test_input_strides(device, kernel, case):
     """q, k, v as slices of one packed tensor, unaligned rows, stride-0 heads."""
     q, k, v, dout, dlse = make_inputs(case, device)
@@ -198,7 +215,7 @@ def test_rows_without_keys(device, sq, sk, band):
         assert all(t.isfinite().all() for t in (dq, dk, dv))
 
 
-@pytest.mark.parametrize("device, kernel, case", ISOLATION)
+@pytest.mark.parametrize("device, kernel, case", ISOLATION_BACKWARD)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_isolation(device, kernel, case, bad):
     """NaN in a key or value reaches neither the dq of rows that do not see it ..."""
@@ -219,7 +236,7 @@ def test_isolation(device, kernel, case, bad):
                 assert torch.equal(a[:, keys], c[:, keys]), name
 
 
-@pytest.mark.parametrize("device, kernel, case", ISOLATION)
+@pytest.mark.parametrize("device, kernel, case", ISOLATION_BACKWARD)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_isolation_of_queries(device, kernel, case, bad):
     """NaN in a query or its dout reaches the dk, dv of the keys that it sees, and nothing else."""

@@ -3,47 +3,42 @@
 import contextlib
 import json
 import math
+import sys
+import types
 
 import pytest
 import torch
 
-from bench import all as bench_all
 from bench import (
+    accuracy,
     backward,
     charts,
     common,
     forward,
+    gqa,
+    grid,
     memory,
     overhead,
     peers,
     race,
     readme,
     report,
-    tables,
+    small,
     timing,
     train_curves,
 )
-
-SPECIMEN = {"batch": 2, "heads": 4, "heads_kv": 4, "head_dim": 64, "dtype": "bf16"}
-
-
-def row(contestant: str, seqlen: int, us: float, causal: bool = False) -> dict:
-    return {
-        **SPECIMEN,
-        "seqlen": seqlen,
-        "causal": causal,
-        "contestant": contestant,
-        "us": us,
-        "tflops": 1000 / us,
-        "percent_of_ceiling": 50.0,
-        "spread": 0.01,
-        "samples": 30,
-        "late": False,
-    }
+from bench import all as bench_all
+from bench.contestants import hidden
 
 
 def standard_contestant(name: str, attend=peers.standard_attention, **options) -> peers.Contestant:
     return peers.Contestant(name, "1.0", attend, **options)
+
+
+def race_these(monkeypatch, mine: peers.Contestant, found: list, missing: dict | None = None):
+    """Let every benchmark find these contestants."""
+    monkeypatch.setattr(peers, "ours", lambda kernel: mine)
+    monkeypatch.setattr(peers, "discover", lambda *_: (found, missing or {}))
 
 
 @pytest.fixture
@@ -95,8 +90,28 @@ def test_promised_bytes_count_each_tensor_of_the_contract():
 
 def test_launches_keep_to_the_budget():
     assert timing.launches_per_round([10.0, 10.0], budget_s=1.0) == 8  # short: the most there are
-    assert timing.launches_per_round([21_000.0, 21_000.0], budget_s=1.0) == 3
-    assert timing.launches_per_round([1e6], budget_s=1.0) == 2  # long: the least
+    assert timing.launches_per_round([13_000.0, 13_000.0], budget_s=1.0) == 6
+    assert timing.launches_per_round([1e6], budget_s=1.0) == 4  # long: the least
+    assert timing.ROUNDS * timing.LEAST_LAUNCHES >= 24
+
+
+@pytest.mark.parametrize("sq, sk", [(7, 7), (5, 9), (9, 5), (1, 6)])
+def test_visible_pairs_are_those_of_the_mask(sq, sk):
+    for left in (-1, 0, 2, 20):
+        for right in (-1, 0, 3):
+            seen = ~hidden(range(sq), sq, sk, False, (left, right), "cpu")
+            assert grid.visible_pairs(sq, sk, left, right) == int(seen.sum())
+
+
+def test_a_window_counts_the_pairs_that_it_shows():
+    cell = grid.Cell(1, 16384, 16, 16, 128, True, "bf16", window=1024)
+    assert cell.band() == {"window": (1024, 0)}
+    pairs = 1024 * 1025 // 2 + (16384 - 1024) * 1025
+    assert cell.flops() == 4 * 16 * pairs * 128
+    assert str(cell) == "d128 causal w1024 s16384 b1 h16"
+    both_sides = grid.Cell(1, 64, 2, 2, 16, False, "bf16", window=8)
+    assert both_sides.band() == {"window": (8, 8)}
+    assert grid.Cell(1, 64, 2, 2, 16, True, "bf16").band() == {}
 
 
 def test_loss_curves_are_compared_step_by_step():
@@ -105,40 +120,7 @@ def test_loss_curves_are_compared_step_by_step():
     assert gap["mean"] == pytest.approx(0.2)
 
 
-# --- tables and summaries
-
-
-def test_table_prints_shape_time_speed_ceiling_and_ratios():
-    names = ["flash_cuda", "sdpa-flash", "fa3"]
-    line = tables.race_row(
-        "d64", [row("flash_cuda", 512, 10.0), row("sdpa-flash", 512, 12.5)], names
-    )
-    assert line == "| d64 | 10.0 | 100 | 50 | 1.25x (80) | - |"
-    assert tables.race_header(names).startswith("| shape | flash_cuda us | TFLOP/s | % of matmul |")
-    without_ours = tables.race_row("d64", [row("fa3", 512, 10.0)], names)
-    assert without_ours == "| d64 | - | - | - | - | - (100) |"
-
-
-def test_summary_gives_geometric_mean_and_least_cell():
-    rows = [
-        row("flash_cuda", 512, 10.0),
-        row("sdpa-flash", 512, 20.0),
-        row("flash_cuda", 1024, 10.0),
-        row("sdpa-flash", 1024, 5.0),
-        row("flash_cuda", 4096, 10.0),  # the peer failed here: not counted
-    ]
-    summary = tables.summarize(rows, ["flash_cuda", "sdpa-flash", "fa3"])
-    assert set(summary) == {"sdpa-flash"}
-    assert summary["sdpa-flash"] == {
-        "geometric_mean": 1.0,
-        "min": 0.5,
-        "min_cell": "d64 full s1024 b2 h4",
-        "cells": 2,
-    }
-    assert "geometric mean 1.000x" in tables.summary_text(summary, "flash_cuda")
-    assert tables.check_bar(summary, "sdpa-flash:0.9:0.5") == 0
-    assert tables.check_bar(summary, "sdpa-flash:1.05:0.5") == 1
-    assert tables.check_bar(summary, "ours:fp16:1.0:0.5") == 1  # ran no cell
+# --- files
 
 
 def test_readme_markers_are_filled_and_only_they():
@@ -182,6 +164,39 @@ def test_top_left_causal_peers_sit_out_where_the_masks_differ():
     assert "top-left" in peer.unable(8, 9, causal=True, backward=False)
     forward_only = standard_contestant("fa3", has_backward=False)
     assert "backward" in forward_only.unable(8, 8, causal=False, backward=True)
+    reason = peer.unable(8, 8, causal=True, backward=False, window=True)
+    assert reason == "it has no sliding window"
+
+
+@pytest.mark.parametrize("returns_lse, open_side", [(False, -1), (True, None)])  # FA3, FA4
+def test_flash_attention_packages_get_their_window(returns_lse, open_side, monkeypatch):
+    calls = []
+
+    def flash_attn_func(q, k, v, causal=False, window_size=("?", "?")):
+        calls.append((causal, window_size))
+        return (q, "lse") if returns_lse else q
+
+    package = types.SimpleNamespace(flash_attn_func=flash_attn_func)
+    monkeypatch.setitem(sys.modules, "fa_like", package)
+    peer = peers._flash_attention_package("fa", "fa_like", "nothing", open_side=open_side)
+    assert peer.has_window and peer.version == "version unknown"
+    q = torch.randn(1, 2, 3, 4)
+    assert peer.attend(q, q, q, True) is q
+    assert peer.attend(q, q, q, True, window=(1024, 0)) is q
+    assert peer.attend(q, q, q, False, window=(-1, 3)) is q
+    open_window = (open_side, open_side)
+    assert calls == [(True, open_window), (True, (1024, 0)), (False, (open_side, 3))]
+
+
+def test_windows_of_standard_attention_and_of_ours_agree():
+    q, k, v = (torch.randn(1, 9, heads, 8) for heads in (4, 2, 2))
+    mine = peers.ours()
+    assert mine.has_window
+    for causal, window in ((True, (3, 0)), (False, (2, 2)), (True, (-1, -1))):
+        expected = peers.standard_attention(q, k, v, causal, window=window)
+        torch.testing.assert_close(mine.attend(q, k, v, causal, window=window), expected)
+        in_parts = peers.standard_attention(q, k, v, causal, window=window, rows=4)
+        torch.testing.assert_close(in_parts, expected)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -240,13 +255,15 @@ def test_contestants_are_timed_in_turn(monkeypatch):
     times = timing.time_in_turn([lambda: 1, lambda: 2, lambda: 3], torch.ones(1), 1.0)
     assert [t.median for t in times] == [1.0, 2.0, 3.0]
     assert all(t.samples == timing.ROUNDS * 8 for t in times)
-    assert order[3:12] == [1, 2, 3, 2, 3, 1, 3, 1, 2]
+    assert order[3:12] == [1, 2, 3, 2, 1, 3, 3, 1, 2]  # another begins; every second backwards
 
 
 # --- whole benchmarks
 
 
-@pytest.mark.parametrize("module", [forward, backward, memory, overhead, bench_all])
+@pytest.mark.parametrize(
+    "module", [forward, backward, memory, overhead, small, gqa, accuracy, bench_all]
+)
 def test_without_a_gpu_one_sentence_and_status_2(module, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -259,6 +276,10 @@ def test_without_a_gpu_one_sentence_and_status_2(module, capsys):
 
 def broken(q, k, v, causal):
     raise RuntimeError("this peer is broken\nand says so at length")
+
+
+def fa3_and_broken() -> list[peers.Contestant]:
+    return [standard_contestant("fa3"), standard_contestant("broken", broken)]
 
 
 def wrong(q, k, v, causal):
@@ -274,8 +295,8 @@ def test_a_grid_survives_peers_and_writes_its_files(
         standard_contestant("broken", broken),
         standard_contestant("wrong", wrong),
     ]
-    monkeypatch.setattr(peers, "ours", lambda kernel: standard_contestant("flash_cuda"))
-    monkeypatch.setattr(peers, "discover", lambda *_: (contestants, {"fa3": "not installed"}))
+    mine = standard_contestant("flash_cuda")
+    race_these(monkeypatch, mine, contestants, {"fa3": "not installed"})
     shapes = ["--d", "16", "--seq", "32,64", "--tokens", "64", "--hidden", "32", "--gqa", "2"]
     status = module.main([*shapes, "--out", str(tmp_path), "--bar", "good:1.5:1.5"])
     said = capsys.readouterr().out
@@ -298,7 +319,114 @@ def test_a_grid_survives_peers_and_writes_its_files(
     page = path.with_suffix(".md").read_text()
     assert "| d16 causal s64 b1 h2/1 | 10.0 |" in page and "2.00x" in page
     assert "- wrong: disagrees" in page
-    assert "2.00x" not in readme.compact_grid(result)  # only SDPA's flash stands in the README
+    assert "TFLOP/s (x best peer)" in readme.compact_grid(result)
+    assert "0 (2.00x)" in readme.compact_grid(result)
+
+
+def test_windows_are_raced_by_those_who_have_them(without_gpu, monkeypatch, tmp_path, capsys):
+    mine = standard_contestant("flash_cuda", has_window=True)
+    other = standard_contestant("sdpa", lambda q, k, v, causal: q)
+    race_these(monkeypatch, mine, [other, standard_contestant("fa4", has_window=True)])
+    shapes = ["--d", "16", "--seq", "32", "--tokens", "32", "--hidden", "32", "--window", "5"]
+    assert forward.main([*shapes, "--out", str(tmp_path), "--formats", "json"]) == 0
+    said = capsys.readouterr().out
+    assert "sdpa left out of d16 causal w5 s32 b1 h2: it has no sliding window" in said
+    (path,) = tmp_path.glob("forward_*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert [r["window"] for r in rows] == [5] * 4
+    assert rows[2]["tflops"] == round(4 * 2 * 16 * (5 * 6 // 2 + 27 * 6) / 10.0 * 1e-6, 2)
+
+
+def test_a_peer_that_compiles_first_is_named(without_gpu, monkeypatch, capsys):
+    monkeypatch.setattr(race, "SLOW_START_S", -1.0)
+    contestant = standard_contestant("fa4")
+    event = race.Event("forward", forward.prepare, "forward")
+    racing = race.Race(event, [contestant], budget_s=1.0)
+    racing.run(grid.Cell(1, 8, 2, 2, 8, True, "bf16"), seed=0, ceiling=800.0)
+    assert "fa4 took 0.0 s before its first run of d8 causal s8 b1 h2" in capsys.readouterr().out
+    assert len(racing.rows) == 1
+
+
+def test_small_shapes_are_timed_by_graph_replay(without_gpu, monkeypatch, tmp_path):
+    captured = []
+
+    def fake_capture(run, calls):
+        captured.append(calls)
+        return run, run()
+
+    monkeypatch.setattr(small, "capture", fake_capture)
+    monkeypatch.setattr(small, "SHAPES", ((1, 16, 2, 8, True), (2, 8, 2, 8, False)))
+    race_these(monkeypatch, standard_contestant("flash_cuda"), fa3_and_broken())
+    assert small.main(["--bar", "best:2.0:2.0", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("small_*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert set(captured) == {small.CALLS}
+    assert [r["us"] for r in rows] == [10.0 / small.CALLS, 20.0 / small.CALLS] * 2
+    page = path.with_suffix(".md").read_text()
+    assert "| d8 causal s16 b1 h2 | 0.5 |" in page and "L2 warm" in page
+
+
+def test_gqa_compares_each_contestant_with_itself(without_gpu, monkeypatch, tmp_path, capsys):
+    race_these(monkeypatch, standard_contestant("flash_cuda"), fa3_and_broken())
+    options = ["--d", "8", "--seq", "16,32", "--tokens", "32", "--heads", "4", "--heads-kv", "2,1"]
+    assert gqa.main([*options, "--out", str(tmp_path), "--bar", "0.99"]) == 1
+    said = capsys.readouterr().out
+    assert "broken left out of d8 full s16 b2 h4" in said and "bar 0.99: MISSED" in said
+    (path,) = tmp_path.glob("gqa_*.json")
+    result = json.loads(path.read_text())
+    assert len(result["rows"]) == 4 * 2 * 3
+    # The stand-in for the clock gives lane i 10 (i + 1) us; a contestant has three lanes.
+    assert result["summary"]["flash_cuda 4/2"]["geometric_mean"] == 0.5
+    assert result["summary"]["fa3 4/1"]["min"] == round(40 / 60, 4)
+    page = path.with_suffix(".md").read_text()
+    assert "| shape |  | us | TFLOP/s | x with 2 key heads | x with 1 key heads |" in page
+    assert "| d8 causal s32 b1 h4 | flash_cuda | 10.0 | 0 | 0.500x | 0.333x |" in page
+
+
+def test_gqa_refuses_heads_that_are_shared_wrongly(without_gpu):
+    cells = [grid.Cell(1, 8, 4, heads_kv, 8, True, "bf16") for heads_kv in (4, 2, 1)]
+    assert len(gqa.runs_of(standard_contestant("right"), cells)) == 3
+
+    def wrong_groups(q, k, v, causal):
+        groups = q.shape[2] // k.shape[2]
+        k, v = (x.repeat(1, 1, groups, 1) for x in (k, v))  # in turn, not side by side
+        return peers.standard_attention(q, k, v, causal)
+
+    with pytest.raises(ValueError, match="h4/2: disagrees"):
+        gqa.runs_of(standard_contestant("wrong", wrong_groups), cells)
+
+
+def test_accuracy_is_judged_against_a_peer(without_gpu, monkeypatch, tmp_path, capsys):
+    def precise(q, k, v, causal):
+        wide = (x.double() for x in (q, k, v))
+        return peers.standard_attention(*wide, causal).to(q.dtype)
+
+    race_these(monkeypatch, standard_contestant("flash_cuda", precise), fa3_and_broken())
+    options = ["--d", "16", "--batch", "1", "--seqlen", "48", "--heads", "2", "--causal", "0,1"]
+    options += ["--out", str(tmp_path)]
+    assert accuracy.main([*options, "--bar", "fa3:1.001"]) == 0
+    said = capsys.readouterr().out
+    assert "bar fa3:1.001: passed" in said and "(8 cases)" in said
+    assert "broken left out of d16 full bf16 normal" in said
+    (path,) = tmp_path.glob("accuracy_*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 2 * 8 and all(0 < r["rmse"] < 0.05 for r in rows)
+    assert "| d16 causal fp16 outliers |" in path.with_suffix(".md").read_text()
+    assert accuracy.check_bar(rows, "fa3", ("flash_cuda", 1.001)) == 1
+    nan = [{**r, "rmse": math.nan} if r["contestant"] == "flash_cuda" else r for r in rows]
+    assert accuracy.check_bar(nan, "flash_cuda", ("fa3", 1.001)) == 1
+    assert accuracy.check_bar(rows, "flash_cuda", ("fa4", 1.001)) == 1  # ran no case
+
+
+def test_outliers_are_one_in_a_thousand_and_ten_times_as_wide(without_gpu):
+    shape = (1, 1000, 10, 16)
+    plain, outliers = (
+        accuracy.draw(shape, kind, torch.bfloat16, seed=3)[0].double() for kind in accuracy.INPUTS
+    )
+    assert plain.std() == pytest.approx(1.0, abs=0.02) and plain.abs().max() < 6
+    assert (outliers.abs() > 6).double().mean() == pytest.approx(0.001 * 0.55, rel=0.5)
+    both = [accuracy.draw(shape, "normal", dtype, 5)[1] for dtype in (torch.half, torch.double)]
+    torch.testing.assert_close(both[0].double(), both[1], rtol=1e-3, atol=1e-6)
 
 
 def test_memory_table_says_where_the_promise_was_missed(without_gpu, monkeypatch, tmp_path, capsys):
@@ -342,6 +470,35 @@ def test_overhead_runs_every_phase(without_gpu, monkeypatch, tmp_path):
     assert all(rows["sdpa-flash"][phase] > 0 for phase in overhead.PHASES)
     assert all(rows["flash_cuda.attention"][phase] > 0 for phase in overhead.PHASES)
     assert all(rows["broken"][phase] is None for phase in overhead.PHASES)
+
+
+def test_overhead_shows_kernels_side_by_side(without_gpu, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(overhead, "SHAPE", (1, 8, 2, 8))
+    options = ["--peers", "none", "--calls", "1", "--loops", "2", "--out", str(tmp_path)]
+    kernels = ["--kernel", "reference,auto,v2"]  # v2 is not for the CPU: left out, not judged
+    assert overhead.main([*options, *kernels, "--bar", "1e6"]) == 1
+    said = capsys.readouterr().out
+    assert "| flash_cuda.attention, kernel reference |" in said
+    assert "bar 1000000.0: attention no_grad, auto - reference:" in said
+    assert "v2 - reference: +nan us MISSED" in said
+    assert overhead.main([*options, "--kernel", "reference,auto", "--bar", "1e6"]) == 0
+
+
+def test_all_runs_each_benchmark_with_what_it_knows(without_gpu, monkeypatch, tmp_path):
+    commands = []
+
+    def fake_run(command, cwd):
+        commands.append(command[2:])
+        return types.SimpleNamespace(returncode=command[2] == "bench.memory")
+
+    monkeypatch.setattr(bench_all.subprocess, "run", fake_run)
+    options = ["--peers", "fa3", "--kernel", "v2", "--out", str(tmp_path), "--grid", "quick"]
+    assert bench_all.main(options) == 1
+    by_name = {command[0].removeprefix("bench."): command[1:] for command in commands}
+    assert tuple(by_name) == bench_all.NAMES
+    assert all("--kernel" in command for command in by_name.values())
+    assert {n for n, c in by_name.items() if "--peers" not in c} == set(bench_all.WITHOUT_PEERS)
+    assert {n for n, c in by_name.items() if "--grid" in c} == {"forward", "backward"}
 
 
 def test_every_result_kind_has_a_page_and_charts_draw(tmp_path):

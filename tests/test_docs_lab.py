@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flash_cuda import checks, io_model
+from flash_cuda import io_model, kernel_names
 from flash_cuda.tile_plan import BUDGETS_KB, shared_traffic, tile_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +47,7 @@ def test_every_row_of_a_table_of_formulas_is_a_quote():
 
 def test_the_names_of_the_corners():
     named = re.findall(r"^\| `([^`]+)`(?:, `v1`)? \|", LAB.read_text(), re.M)
-    assert {"v1", *(name for name in named if "outer" in name)} == set(checks.LAB_KERNELS)
+    assert {"v1", *(name for name in named if "outer" in name)} == set(kernel_names.LAB_KERNELS)
 
 
 def plan_row(head_dim: int, kilobytes: int) -> str:

@@ -55,6 +55,25 @@ def test_gpu_lines():
     texts = [str(finding) for finding in doctor.findings()]
     assert any("GPU 0: " in t and "compute capability" in t and "driver" in t for t in texts)
     assert sum("forward and backward on cuda:0" in t for t in texts) == 2
+    kernel, why = doctor.forward_kernel("cuda:0")
+    said = f'GPU 0: kernel "auto" takes {kernel} forward, v2 backward'
+    assert f"OK    {said} ({why})" if why else f"OK    {said}" in texts
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        'kernel "hopper" needs compute capability 9.0, this GPU has 8.0',
+        'kernel "hopper" is not in this build: rebuild with TORCH_CUDA_ARCH_LIST=9.0a',
+    ],
+)
+def test_why_auto_is_not_hopper(monkeypatch, refusal):
+    def fwd(*tensors, kernel):
+        assert kernel == "hopper" and all(t.numel() == 0 for t in tensors)
+        raise RuntimeError(f"flash_cuda.fwd: {refusal}; available here: auto, v2\nmore")
+
+    monkeypatch.setattr(doctor.flash_cuda, "fwd", fwd)
+    assert doctor.forward_kernel("cpu") == ("v2", refusal)
 
 
 def test_usage():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flash_cuda
-from flash_cuda import checks
+from flash_cuda import checks, doctor, kernel_names
 from tests.cases import CAUSAL, DEVICES, Case
 from tests.conftest import make_inputs
 
@@ -16,7 +16,17 @@ CASE = Case(5, 7, 6, 2, 64, *CAUSAL, torch.float16)
 ERRORS = (RuntimeError, ValueError, TypeError)
 BACKWARDS = "auto, v2, v1[/<M>KB]"
 CORNERS = "<kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]"
-AVAILABLE = {"cpu": "auto, reference", "cuda": f"{BACKWARDS}, {CORNERS}"}
+
+
+def available(op, device):
+    """What an error lists on a machine whose GPU, if it has one, is GPU 0."""
+    if device == "cpu":
+        return "auto, reference"
+    if op == "flash_cuda.bwd":
+        return BACKWARDS
+    first = doctor.forward_kernel("cuda")[0] if torch.cuda.is_available() else "hopper"
+    return f"auto, {'hopper, ' * (first == 'hopper')}v2, v1[/<M>KB], {CORNERS}"
+
 
 INPUT_ERRORS = {
     "k dims": (
@@ -87,7 +97,6 @@ def test_inputs(device, name):
         ({"scale": float("nan")}, "scale: expected a finite number >= 0, got nan"),
         ({"scale": float("inf")}, "scale: expected a finite number >= 0, got inf"),
         ({"scale": -0.5}, "scale: expected a finite number >= 0, got -0.5"),
-        ({"kernel": "hopper"}, 'kernel "hopper" is not built yet; available here: {available}'),
         *(
             ({"kernel": name}, f'kernel: expected one of {{available}}, got "{name}"')
             for name in (
@@ -99,21 +108,25 @@ def test_inputs(device, name):
     ids=str,
 )
 def test_options(device, options, text):
-    text = text.format(available=AVAILABLE[device])
     q, k, v, dout, _ = make_inputs(CASE, device)
     out, lse = flash_cuda.fwd(q, k, v)
-    fails("flash_cuda.fwd", text, flash_cuda.fwd, q, k, v, **options)
-    fails("flash_cuda.bwd", text, flash_cuda.bwd, dout, q, k, v, out, lse, **options)
+    for op, function, tensors in (
+        ("flash_cuda.fwd", flash_cuda.fwd, (q, k, v)),
+        ("flash_cuda.bwd", flash_cuda.bwd, (dout, q, k, v, out, lse)),
+    ):
+        said = text.format(available=available(op, device))
+        fails(op, said, function, *tensors, **options)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_kernel_of_the_other_device(device):
-    q, k, v, _, _ = make_inputs(CASE, device)
     served = "CUDA" if device == "cpu" else "CPU"
     lab = ("v1", "v1/99KB", "v1/64KB", "q_outer/split_q/eager")
-    for other in ("v2", *lab) if device == "cpu" else ("reference",):
-        text = f'kernel "{other}" runs on {served} tensors; available here: {AVAILABLE[device]}'
-        fails("flash_cuda.fwd", text, flash_cuda.attention, q, k, v, kernel=other)
+    for other in ("hopper", "v2", *lab) if device == "cpu" else ("reference",):
+        for op, call in forward_and_backward(device, 64).items():
+            here = available(op, device)
+            text = f'kernel "{other}" runs on {served} tensors; available here: {here}'
+            fails(op, text, call, other)
 
 
 # (kernel, head dim, error of the fakes, text) of both ops, on CUDA and "meta" tensors.
@@ -137,7 +150,9 @@ LAB_ERRORS = [
         for name in ("v1", "v1/48KB", "q_outer/split_q/deferred")
     ),
 ]
-FORWARD_ONLY = [name for name in checks.LAB_KERNELS if name not in ("v1", "kv_outer/split_k/eager")]
+FORWARD_ONLY = [
+    name for name in kernel_names.LAB_KERNELS if name not in ("v1", "kv_outer/split_k/eager")
+]
 
 
 def forward_and_backward(device, head_dim):
@@ -156,7 +171,8 @@ def check_lab_errors(device, raised):
         for op, call in forward_and_backward(device, head_dim).items():
             assert fails(op, f'kernel "{kernel}" {text}', call, kernel) is raised(kind)
     backward = forward_and_backward(device, 64)["flash_cuda.bwd"]
-    for kernel in (name + budget for name in FORWARD_ONLY for budget in ("", "/99KB")):
+    corners = [name + budget for name in FORWARD_ONLY for budget in ("", "/99KB")]
+    for kernel in ("hopper", *corners):
         text = f'kernel "{kernel}" is forward only; available here: {BACKWARDS}'
         kind = fails("flash_cuda.bwd", text, backward, kernel)
         assert kind is raised(NotImplementedError)
@@ -172,14 +188,44 @@ def test_lab_kernels_on_fakes(device):
     with torch._subclasses.FakeTensorMode():
         check_lab_errors(device, lambda kind: kind)
         forward, backward = forward_and_backward(device, 128).values()
-        for kernel in checks.LAB_KERNELS:
+        for kernel in kernel_names.LAB_KERNELS:
             for budget in ("", "/48KB", "/99KB", "/163KB", "/227KB"):
                 assert forward(kernel + budget)[0].shape == (2, 5, 6, 128)
-                assert checks.forward_only(kernel + budget) == (kernel in FORWARD_ONLY)
+                assert kernel_names.forward_only(kernel + budget) == (kernel in FORWARD_ONLY)
                 if kernel not in FORWARD_ONLY:
                     assert backward(kernel + budget)[0].shape == (2, 5, 6, 128)
     assert len(FORWARD_ONLY) == 7
-    assert not any(map(checks.forward_only, ("auto", "v2", "reference", "hopper", "fast", "v1/")))
+    assert not any(map(kernel_names.forward_only, ("auto", "v2", "reference", "fast", "v1/")))
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta"])
+def test_hopper_on_fakes(device):
+    """A fake tensor has no GPU that could refuse the forward."""
+    with torch._subclasses.FakeTensorMode():
+        forward = forward_and_backward(device, 256)["flash_cuda.fwd"]
+        assert forward("hopper")[0].shape == (2, 5, 6, 256)
+    assert kernel_names.forward_only("hopper") and kernel_names.gradient_kernel("hopper") == "auto"
+    assert kernel_names.gradient_kernel("v1/99KB") == "v1/99KB"
+
+
+@pytest.mark.gpu
+def test_hopper_says_why_it_does_not_run(monkeypatch):
+    """Of a GPU that it is not for, of a build without it, of a small device that is played."""
+    call = forward_and_backward("cuda", 64)["flash_cuda.fwd"]
+    major, minor = torch.cuda.get_device_capability()
+    here = f"available here: auto, v2, v1[/<M>KB], {CORNERS}"
+    if (major, minor) != (9, 0):
+        text = f'kernel "hopper" needs compute capability 9.0, this GPU has {major}.{minor}; {here}'
+        fails("flash_cuda.fwd", text, call, "hopper")
+    elif doctor.forward_kernel("cuda")[0] != "hopper":
+        remedy = "rebuild with TORCH_CUDA_ARCH_LIST=9.0a"
+        text = f'kernel "hopper" is not in this build: {remedy}; {here}'
+        fails("flash_cuda.fwd", text, call, "hopper")
+    else:
+        monkeypatch.setenv("FLASH_CUDA_SHARED_MEMORY_LIMIT", "101376")
+        text = "needs 227 KB of shared memory per thread block, this GPU has 99"
+        fails("flash_cuda.fwd", f'kernel "hopper" {text}; {here}', call, "hopper")
+        call("auto")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -226,10 +272,8 @@ def test_fakes_say_what_the_cuda_op_says():
         text = "q: expected float16 or bfloat16, got float32; cast the inputs"
         assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q) is TypeError
         q = q.half()
-        text = f'kernel "hopper" is not built yet; available here: {AVAILABLE["cuda"]}'
-        assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q, kernel="hopper") is (
-            NotImplementedError
-        )
+        text = f"kernel: expected one of auto, hopper, v2, v1[/<M>KB], {CORNERS}, got"
+        assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q, kernel="v3") is ValueError
 
 
 @pytest.mark.parametrize(
@@ -260,7 +304,7 @@ def test_kinds_on_the_cpu():
     for error, options in (
         (ValueError, {"kernel": "fast"}),
         (ValueError, {"kernel": "v1"}),
-        (NotImplementedError, {"kernel": "hopper"}),
+        (ValueError, {"kernel": "hopper"}),
         (ValueError, {"window": (-3, 0)}),
     ):
         with pytest.raises(error):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flash_cuda import checks, io_model, tile_plan
+from flash_cuda import io_model, kernel_names, tile_plan
 from flash_cuda.io_model import Traffic, Workload
 
 examples = settings(deadline=None, max_examples=120)
@@ -196,7 +196,7 @@ def test_corners_take_their_blocks_from_the_plan():
     plan = tile_plan.tile_plan(128, 163)
     assert (plan.rows, plan.columns, plan.strip_rows) == (128, 128, 32)
     v1 = io_model.v1_forward(work, B_c=128, strip=32)
-    for corner in checks.LAB_KERNELS:
+    for corner in kernel_names.LAB_KERNELS:
         split_q = io_model.v1_forward(work, B_c=128, strip=128)
         q_outer = io_model.q_outer_forward(work, 128, 128)
         kv_outer = split_q if "split_q" in corner else v1

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flash_cuda
+from flash_cuda.kernel_names import gradient_kernel
 from tests.cases import CAUSAL, DEVICES, FEW, FULL, Case
 from tests.conftest import gradients_of, make_inputs
 
@@ -52,12 +53,16 @@ def test_fake_outputs_are_as_real_ones(device, kernel, case, transposed):
     q, k, v, dout, dlse = make_inputs(case, device)
     if transposed:
         q, k, v, dout = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, dout))
-    out, lse = FWD(q, k, v, **case.window)
-    real = (out, lse, *BWD(dout, q, k, v, out, lse, dlse, need_dv=False, **case.window))
+    forward = {**case.window, "kernel_name": kernel}
+    backward = {**case.window, "kernel_name": gradient_kernel(kernel), "need_dv": False}
+
+    def both(q, k, v, dout, dlse):
+        out, lse = FWD(q, k, v, **forward)
+        return out, lse, *BWD(dout, q, k, v, out, lse, dlse, **backward)
+
+    real = both(q, k, v, dout, dlse)
     with torch._subclasses.FakeTensorMode() as mode:
-        q, k, v, dout, dlse = map(mode.from_tensor, (q, k, v, dout, dlse))
-        out, lse = FWD(q, k, v, **case.window)
-        fake = (out, lse, *BWD(dout, q, k, v, out, lse, dlse, need_dv=False, **case.window))
+        fake = both(*map(mode.from_tensor, (q, k, v, dout, dlse)))
     assert list(map(_layout, fake)) == list(map(_layout, real))
 
 

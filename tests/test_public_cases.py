@@ -5,6 +5,7 @@ One test per report, numbered as in the project's list; the docstring says where
 for the features.
 """
 
+import sys
 from itertools import product
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 import flash_cuda
 from flash_cuda.reference import naive
-from tests.cases import CAUSAL, DEVICES, FULL, Case
+from tests.cases import CAUSAL, FULL, KERNELS, Case
 from tests.conftest import (
     close_enough,
     gradients_of,
@@ -22,8 +23,18 @@ from tests.conftest import (
     references,
 )
 
-on_each_device = pytest.mark.parametrize("device", DEVICES)
-on_gpu = pytest.mark.parametrize("device", DEVICES[1:])
+PLACES = [pytest.param(p.values, id=p.id, marks=p.marks) for p in KERNELS]
+on_each_device = pytest.mark.parametrize("device", PLACES, indirect=True)
+on_gpu = pytest.mark.parametrize("device", PLACES[1:], indirect=True)
+KERNEL = "auto"
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """Where a test runs; attend() takes the kernel that goes with it."""
+    where, kernel = request.param
+    monkeypatch.setattr(sys.modules[__name__], "KERNEL", kernel)
+    return where
 
 
 def randn(*shape, device, dtype=torch.float16, seed=0):
@@ -32,7 +43,8 @@ def randn(*shape, device, dtype=torch.float16, seed=0):
 
 
 def attend(q, k, v, **options):
-    return flash_cuda.attention(q, k, v, return_lse=True, deterministic=True, **options)
+    options |= {"return_lse": True, "deterministic": True, "kernel": KERNEL}
+    return flash_cuda.attention(q, k, v, **options)
 
 
 def check_gradients(q, k, v, dout, window_left=-1, window_right=-1):

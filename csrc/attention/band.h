@@ -31,6 +31,11 @@ struct Band {
   // Row 0 does not see the last key: rows see more keys the later they come.
   constexpr bool is_uneven(int seqlen_k) const { return upper < seqlen_k - 1; }
 
+  // Some row of [0, seqlen_q) sees no key.
+  constexpr bool leaves_rows_unseen(int seqlen_q, int seqlen_k) const {
+    return seqlen_k == 0 || upper < 0 || seqlen_q - 1 + lower >= seqlen_k;
+  }
+
   constexpr bool visible(int row, int key) const { return row + lower <= key && key <= row + upper; }
 
   // Blocks of `width` keys in which at least one of rows [row_begin, row_end) may see a key; empty when end <= begin.

@@ -54,6 +54,21 @@ struct TileOrder {
     return {ascending ? step : blocks - 1 - step, int(flat_head % heads), int(flat_head / heads)};
   }
 
+  // For a grid of `stride` thread blocks that take more than one tile each: the tile after the one at `index`. The
+  // order turns round at the end of each round, so that the longest of one round meets the shortest of the next.
+  constexpr unsigned after(unsigned index, unsigned stride) const { return index + 2 * (stride - index % stride) - 1; }
+
+  // For persistent thread blocks, which draw their tiles: all blocks of a section of heads, longest first, then the
+  // next section. No phases: the short blocks at the end of one section and the long ones of the next overlap.
+  static constexpr TileOrder by_section(int blocks, int heads, int batches, bool ascending, int64_t bytes_per_head,
+                                        int64_t l2_bytes) {
+    const int64_t total = int64_t{heads} * batches;
+    const int64_t most = section_for(bytes_per_head, l2_bytes * 4 / 3, total);
+    const int64_t sections = total > 0 ? (total + most - 1) / most : 1;
+    return {blocks,   heads, batches, blocks > 0 ? blocks : 1, int(total > 0 ? (total + sections - 1) / sections : 1),
+            ascending};
+  }
+
   static constexpr TileOrder even(int blocks, int heads, int batches) {
     return {blocks, heads, batches, blocks > 0 ? blocks : 1, 1, true};
   }

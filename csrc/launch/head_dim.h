@@ -18,6 +18,16 @@ auto visit_head_dim(const int head_dim, Visitor&& visit) {
   return visit(std::integral_constant<int, 256>{});
 }
 
+// As visit_head_dim, for the Hopper kernels.
+template <class Visitor>
+auto visit_hopper_head_dim(const int head_dim, Visitor&& visit) {
+  if (head_dim <= 64) return visit(std::integral_constant<int, 64>{});
+  if (head_dim <= 96) return visit(std::integral_constant<int, 96>{});
+  if (head_dim <= 128) return visit(std::integral_constant<int, 128>{});
+  if (head_dim <= 192) return visit(std::integral_constant<int, 192>{});
+  return visit(std::integral_constant<int, 256>{});
+}
+
 // As visit_head_dim, for v1 and the lab (head_dim at most kMostLabHeadDim).
 template <class Visitor>
 auto visit_lab_head_dim(const int head_dim, Visitor&& visit) {

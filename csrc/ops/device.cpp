@@ -13,7 +13,6 @@ namespace {
 
 struct DeviceFacts {
   std::once_flag once;
-  int compute_capability = 0;
   DeviceLimits limits{};
 };
 
@@ -31,15 +30,15 @@ int attribute(const char* op, const cudaDeviceAttr which, const int device) {
 DeviceLimits device_limits(const char* op, const int device) {
   DeviceFacts& f = facts.at(device);
   std::call_once(f.once, [&] {
-    f.compute_capability = 10 * attribute(op, cudaDevAttrComputeCapabilityMajor, device) +
-                           attribute(op, cudaDevAttrComputeCapabilityMinor, device);
     f.limits = {attribute(op, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                attribute(op, cudaDevAttrL2CacheSize, device)};
+                attribute(op, cudaDevAttrL2CacheSize, device),
+                10 * attribute(op, cudaDevAttrComputeCapabilityMajor, device) +
+                    attribute(op, cudaDevAttrComputeCapabilityMinor, device),
+                attribute(op, cudaDevAttrMultiProcessorCount, device)};
   });
-  if (f.compute_capability < 80) {
+  if (f.limits.compute_capability < 80) {
     throw std::runtime_error(std::string(op) + ": expected a GPU of compute capability 8.0 or later, got " +
-                             std::to_string(f.compute_capability / 10) + "." +
-                             std::to_string(f.compute_capability % 10));
+                             capability_text(f.limits));
   }
   DeviceLimits limits = f.limits;
   if (const char* lower = std::getenv("FLASH_CUDA_SHARED_MEMORY_LIMIT")) {
@@ -47,6 +46,10 @@ DeviceLimits device_limits(const char* op, const int device) {
     if (bytes > 0 && bytes < limits.shared_memory) limits.shared_memory = bytes;
   }
   return limits;
+}
+
+std::string capability_text(const DeviceLimits& limits) {
+  return std::to_string(limits.compute_capability / 10) + "." + std::to_string(limits.compute_capability % 10);
 }
 
 cudaStream_t current_stream(const int device) {

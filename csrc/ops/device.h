@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <string>
+
 #include "launch/launch.h"
 
 namespace flash_cuda::ops {
@@ -11,6 +13,9 @@ namespace flash_cuda::ops {
 // Limits of `device`, queried once. The environment variable FLASH_CUDA_SHARED_MEMORY_LIMIT (bytes) lowers
 // the shared memory that tiles are chosen by: the way to run a small device's kernels on a large one.
 DeviceLimits device_limits(const char* op, int device);
+
+// The compute capability as "9.0".
+std::string capability_text(const DeviceLimits& limits);
 
 // The stream that PyTorch is on for this device.
 cudaStream_t current_stream(int device);

@@ -33,19 +33,33 @@ cudaError_t launch_lab(const LabChoice& choice, const bool is_half, const Forwar
   return kernels.forward(choice, is_half, lab_params, limits, stream);
 }
 
+cudaError_t launch(const ForwardKernel& kernel, const bool is_half, const ForwardParams& params, const Tensor& q,
+                   const DeviceLimits& limits, const cudaStream_t stream) {
+  switch (kernel.family) {
+    case KernelFamily::hopper:
+      return (is_half ? launch_hopper_forward<__half> : launch_hopper_forward<__nv_bfloat16>)(params, limits, stream);
+    case KernelFamily::v2:
+      return (is_half ? launch_v2_forward<__half> : launch_v2_forward<__nv_bfloat16>)(params, limits, stream);
+    case KernelFamily::lab:
+      return launch_lab(kernel.lab, is_half, params, q, limits, stream);
+  }
+  return cudaErrorNotSupported;
+}
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, std::optional<double> scale,
-                                   int64_t window_left, int64_t window_right, std::string kernel) {
+                                   int64_t window_left, int64_t window_right, std::string kernel_name) {
   const Shape given = check_qkv(kOp, q, k, v);
   const Band band = check_window(kOp, given, window_left, window_right);
   const float score_scale = check_scale(kOp, scale, given.head_dim);
   const int device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const DeviceLimits limits = device_limits(kOp, device);
-  const auto lab = check_forward_kernel(kOp, kernel, given.head_dim, limits);
+  const ForwardKernel kernel = check_forward_kernel(kOp, kernel_name, given.head_dim, limits);
 
   Shape shape = given;
   shape.head_dim = padded_head_dim(given.head_dim);
-  const Tensor q_rows = readable(q), k_rows = readable(k), v_rows = readable(v);
+  const auto rows_of = kernel.family == KernelFamily::hopper ? readable_by_tma : readable;
+  const Tensor q_rows = rows_of(q), k_rows = rows_of(k), v_rows = rows_of(v);
   const Tensor out = allocate(q, {shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim}, dtype_of(q));
   const Tensor lse = allocate(q, {shape.batch, shape.heads_q, shape.seqlen_q}, aoti_torch_dtype_float32());
   const ForwardParams params{shape,
@@ -61,12 +75,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                              strides_of(v_rows),
                              strides_of(out)};
   const bool is_half = q.scalar_type() == ScalarType::Half;
-  const cudaStream_t stream = current_stream(device);
-  if (lab.has_value()) {
-    check_cuda(kOp, launch_lab(*lab, is_half, params, q, limits, stream));
-  } else {
-    check_cuda(kOp, (is_half ? launch_v2_forward<__half> : launch_v2_forward<__nv_bfloat16>)(params, limits, stream));
-  }
+  check_cuda(kOp, launch(kernel, is_half, params, q, limits, current_stream(device)));
   return {cut_columns(out, given.head_dim), lse};
 }
 

@@ -6,12 +6,19 @@
 #include <stdexcept>
 
 #include "ops/checks.h"
+#include "ops/device.h"
 
 namespace flash_cuda::ops {
 namespace {
 
+// What an error lists as available.
 constexpr const char* kBackwards = "auto, v2, v1[/<M>KB]";
 constexpr const char* kForwards = "auto, v2, v1[/<M>KB], <kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]";
+constexpr const char* kForwardsOnHopper =
+    "auto, hopper, v2, v1[/<M>KB], <kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]";
+
+constexpr int kHopperCapability = 90;       // exactly: machine code of sm_90a runs on no later GPU
+constexpr int kHopperSharedMemoryKb = 227;  // what such a GPU has; less only by FLASH_CUDA_SHARED_MEMORY_LIMIT
 
 [[noreturn]] void refuse(const char* op, const std::string& kernel, const std::string& why,
                          const std::string& available) {
@@ -26,13 +33,30 @@ std::string budgets(const int most_kb) {
   return text;
 }
 
-// The lab's choice, or nothing for v2; checked as far as it does not depend on the op.
-std::optional<LabChoice> parse(const char* op, const std::string& kernel, const int head_dim) {
-  if (kernel == "auto" || kernel == "v2") return std::nullopt;
-  if (kernel == "hopper") refuse(op, kernel, "is not built yet", kForwards);
-  if (kernel == "reference") refuse(op, kernel, "runs on CPU tensors", kForwards);
+std::string needs_shared_memory(const int kb, const DeviceLimits& limits) {
+  return "needs " + std::to_string(kb) + " KB of shared memory per thread block, this GPU has " +
+         std::to_string(limits.shared_memory / 1024);
+}
+
+bool hopper_runs(const DeviceLimits& limits) {
+  return limits.compute_capability == kHopperCapability && limits.shared_memory >= kHopperSharedMemoryKb * 1024 &&
+         has_hopper_code();
+}
+
+std::string why_hopper_does_not_run(const DeviceLimits& limits) {
+  if (limits.compute_capability != kHopperCapability) {
+    return "needs compute capability 9.0, this GPU has " + capability_text(limits);
+  }
+  if (limits.shared_memory < kHopperSharedMemoryKb * 1024) return needs_shared_memory(kHopperSharedMemoryKb, limits);
+  return "is not in this build: rebuild with TORCH_CUDA_ARCH_LIST=9.0a";
+}
+
+// The choice that a name of the lab stands for, checked as far as it depends on neither op nor device; `available` is
+// what an error lists.
+LabChoice parse_lab(const char* op, const std::string& kernel, const int head_dim, const char* available) {
+  if (kernel == "reference") refuse(op, kernel, "runs on CPU tensors", available);
   const auto choice = parse_lab_name(kernel);
-  if (!choice.has_value()) fail(op, "kernel", std::string("one of ") + kForwards, "\"" + kernel + "\"");
+  if (!choice.has_value()) fail(op, "kernel", std::string("one of ") + available, "\"" + kernel + "\"");
   if (choice->budget_kb != 0 && !is_budget(choice->budget_kb)) {
     refuse(op, kernel, "has no tiles for that shared-memory budget", budgets(std::end(kBudgetsKb)[-1]));
   }
@@ -41,30 +65,32 @@ std::optional<LabChoice> parse(const char* op, const std::string& kernel, const 
            "serves head_dim from 1 to " + std::to_string(kMostLabHeadDim) + ", got " + std::to_string(head_dim),
            "auto, v2");
   }
-  return choice;
+  return *choice;
 }
 
 }  // namespace
 
-std::optional<LabChoice> check_forward_kernel(const char* op, const std::string& kernel, const int head_dim,
-                                              const DeviceLimits& limits) {
-  auto choice = parse(op, kernel, head_dim);
-  if (!choice.has_value()) return choice;
-  if (choice->budget_kb == 0) choice->budget_kb = default_budget_kb(head_dim, limits.shared_memory);
-  const int most_kb = limits.shared_memory / 1024;
-  if (choice->budget_kb > most_kb) {
-    refuse(op, kernel,
-           "needs " + std::to_string(choice->budget_kb) + " KB of shared memory per thread block, this GPU has " +
-               std::to_string(most_kb),
-           budgets(most_kb));
+ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, const int head_dim,
+                                   const DeviceLimits& limits) {
+  if (kernel == "v2") return {KernelFamily::v2};
+  if (kernel == "auto") return {hopper_runs(limits) ? KernelFamily::hopper : KernelFamily::v2};
+  if (kernel == "hopper") {
+    if (!hopper_runs(limits)) refuse(op, kernel, why_hopper_does_not_run(limits), kForwards);
+    return {KernelFamily::hopper};
   }
-  return choice;
+  LabChoice lab = parse_lab(op, kernel, head_dim, hopper_runs(limits) ? kForwardsOnHopper : kForwards);
+  if (lab.budget_kb == 0) lab.budget_kb = default_budget_kb(head_dim, limits.shared_memory);
+  const int most_kb = limits.shared_memory / 1024;
+  if (lab.budget_kb > most_kb) refuse(op, kernel, needs_shared_memory(lab.budget_kb, limits), budgets(most_kb));
+  return {KernelFamily::lab, lab};
 }
 
 bool check_backward_kernel(const char* op, const std::string& kernel, const int head_dim) {
-  const auto choice = parse(op, kernel, head_dim);
-  if (choice.has_value() && !is_v1(*choice)) refuse(op, kernel, "is forward only", kBackwards);
-  return choice.has_value();
+  if (kernel == "auto" || kernel == "v2") return false;
+  if (kernel == "hopper" || !is_v1(parse_lab(op, kernel, head_dim, kBackwards))) {
+    refuse(op, kernel, "is forward only", kBackwards);
+  }
+  return true;
 }
 
 const LabKernels& lab_kernels(const char* op) {

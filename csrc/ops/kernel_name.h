@@ -1,18 +1,23 @@
-// The argument `kernel_name` of the ops: which kernel it means for a call. flash_cuda/checks.py says the same for fake
-// tensors.
+// The argument `kernel_name` of the ops: which kernel it means for a call. flash_cuda/kernel_names.py says the same for
+// fake tensors.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "launch/lab.h"
 
 namespace flash_cuda::ops {
 
-// The lab's choice that the name stands for, its budget settled; nothing for v2, which "auto" means. Other names, and
+enum class KernelFamily { v2, hopper, lab };
+
+struct ForwardKernel {
+  KernelFamily family;
+  LabChoice lab{};  // of family lab, its budget settled
+};
+
+// The kernel that the name stands for on the current device: "auto" is hopper where it runs, else v2. Other names, and
 // calls that the kernel cannot serve, are refused in words.
-std::optional<LabChoice> check_forward_kernel(const char* op, const std::string& kernel, int head_dim,
-                                              const DeviceLimits& limits);
+ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, int head_dim, const DeviceLimits& limits);
 
 // Whether the name stands for v1; else it is v2.
 bool check_backward_kernel(const char* op, const std::string& kernel, int head_dim);

@@ -21,6 +21,14 @@ bool rows_are_aligned(const Tensor& t) {
   return true;
 }
 
+constexpr int64_t kTmaStrideLimit = (int64_t{1} << 40) / kElementBytes;  // in elements, exclusive
+
+bool tensor_map_can_describe(const Tensor& t) {
+  for (int64_t i = 0; i < 3; ++i)
+    if (t.size(i) > 1 && (t.stride(i) <= 0 || t.stride(i) >= kTmaStrideLimit)) return false;
+  return true;
+}
+
 }  // namespace
 
 Tensor readable(const Tensor& t) {
@@ -33,6 +41,12 @@ Tensor readable(const Tensor& t) {
   // contiguous() returns a contiguous tensor as it is, misaligned or not: then only clone() moves it.
   const Tensor rows = torch::stable::contiguous(t);
   return rows_are_aligned(rows) ? rows : torch::stable::clone(rows);
+}
+
+Tensor readable_by_tma(const Tensor& t) {
+  Tensor rows = readable(t);
+  if (rows.numel() == 0 || tensor_map_can_describe(rows)) return rows;
+  return torch::stable::contiguous(rows);
 }
 
 Tensor allocate(const Tensor& like, const std::initializer_list<int64_t> sizes, const int32_t dtype) {

@@ -20,6 +20,10 @@ constexpr int padded_head_dim(int head_dim) { return (head_dim + kRowAlignment -
 // contiguous when the last dimension is strided or rows are not 16-byte aligned. (batch, seqlen, heads, head_dim).
 Tensor readable(const Tensor& t);
 
+// As readable(), for a kernel that reads by TMA: also copied when a dimension longer than 1 has stride 0 (expand) or a
+// stride of 2^40 bytes or more, which a tensor map cannot say.
+Tensor readable_by_tma(const Tensor& t);
+
 // Uninitialised and contiguous, on the GPU of `like`, at most 4 dimensions; dtype as dtype_of() or
 // aoti_torch_dtype_...() say it. Straight to the allocator: the stable ABI's new_empty looks its operator up by name at
 // every call.

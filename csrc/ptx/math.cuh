@@ -15,6 +15,12 @@ __device__ __forceinline__ float ex2_approx_ftz(const float x) {
   return y;
 }
 
+__device__ __forceinline__ float lg2_approx_ftz(const float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // 1 / x to within one unit in the last place. The division operator brings a branch for subnormal x.
 __device__ __forceinline__ float rcp_approx_ftz(const float x) {
   float y;

@@ -54,6 +54,15 @@ __device__ __forceinline__ float4 ld_global_v4_f32(const float* global) {
   return v;
 }
 
+// A store without a branch: nothing happens unless `valid`. 8-byte aligned.
+__device__ __forceinline__ void st_global_v2_b32(void* global, const uint2 v, const bool valid) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %3, 0;\n"
+      "@p st.global.v2.b32 [%0], {%1,%2};}" ::"l"(global),
+      "r"(v.x), "r"(v.y), "r"(int{valid})
+      : "memory");
+}
+
 // *global += value, no result.
 __device__ __forceinline__ void red_add_f32(float* global, const float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(value) : "memory");

@@ -1,4 +1,4 @@
-// Special registers.
+// Special registers, and how many general ones a warpgroup has.
 #pragma once
 
 namespace flash_cuda::ptx {
@@ -9,6 +9,25 @@ __device__ __forceinline__ unsigned ctaid_x() {
   unsigned x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
   return x;
+}
+
+// gridDim.x.
+__device__ __forceinline__ unsigned nctaid_x() {
+  unsigned x;
+  asm("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+  return x;
+}
+
+// Gives registers of this warpgroup back, down to `Count` a thread (a multiple of 8; sm_90a). All its warps.
+template <int Count>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+// Takes registers that others gave back, up to `Count` a thread; waits for them.
+template <int Count>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 }  // namespace flash_cuda::ptx

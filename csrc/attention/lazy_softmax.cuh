@@ -1,0 +1,130 @@
+// Online softmax that follows the row maximum only as closely as it must, for kernels in which finding the maximum of
+// every block would hold up the tensor cores. Same letters as softmax.cuh: m and l per row, normalised once at the end.
+//
+//   the first block in which a row sees a key:  m = its maximum there
+//   every block:                                P = exp(S - m);  l = l + rowsum P
+//   rarely, where rowsum P came out large:      P, l and O are divided by a power of two, and m moves up by its
+//   logarithm
+//
+// The result is exact, because P, l and O share whatever m they were summed under (FlashAttention-4 makes the same use
+// of it, arXiv 2603.05451, section 3.1); P only has to stay in range. float32 and bfloat16 hold exp(S - m) up to 2^128.
+// Should S exceed m by more than that from one block to the next, the row is marked, and the kernel computes it anew.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "attention/softmax.cuh"
+#include "ptx/math.cuh"
+#include "tile/warp_gemm.cuh"
+
+namespace flash_cuda {
+
+// Two rows of a 16-row tile: halves 0 and 1 of this lane's accumulator. m is in units of log2, scale included.
+class LazySoftmax {
+ public:
+  __device__ explicit LazySoftmax(const float scale_log2) : scale_log2_(scale_log2) {}
+
+  __device__ __forceinline__ void clear() {
+    settled_ = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max_[r] = -INFINITY;
+      sum_[r] = 0.f;
+    }
+  }
+
+  // Scores s become p. True if p of some row of the warp came out large: then rebase() must follow.
+  template <int NTiles>
+  __device__ __forceinline__ bool absorb(tile::Accumulator<1, NTiles>& s) {
+    if (!settled_) anchor<NTiles>(s[0]);
+    float m[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      m[r] = max_[r] == -INFINITY ? 0.f : max_[r];  // p = exp2(-inf) = 0 where no key has been seen yet, and not NaN
+      block_sum_[r] = 0.f;
+    }
+#pragma unroll
+    for (int n = 0; n < NTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = s[0][n][e];
+        x = ptx::ex2_approx_ftz(fmaf(x, scale_log2_, -m[e / 2]));
+        block_sum_[e / 2] += x;
+      }
+    return __any_sync(0xffffffffu, fmaxf(block_sum_[0], block_sum_[1]) > kLargeSum);
+  }
+
+  // The rare half of absorb(): p back into range. Each row decides for itself, so that its bits depend on no other row.
+  template <int NTiles>
+  __device__ __forceinline__ void rebase(tile::Accumulator<1, NTiles>& s) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float largest = quad_max(block_sum_[r]);
+      // inf where p overflowed: then m = inf marks the row
+      const float power = largest > kLargeSum ? ceilf(ptx::lg2_approx_ftz(largest)) : 0.f;
+      factor_[r] = ptx::ex2_approx_ftz(-power);
+      max_[r] += power;
+      block_sum_[r] *= factor_[r];
+      sum_[r] *= factor_[r];
+#pragma unroll
+      for (int n = 0; n < NTiles; ++n) {
+        s[0][n][2 * r] *= factor_[r];
+        s[0][n][2 * r + 1] *= factor_[r];
+      }
+    }
+  }
+
+  // O as rebase() left m.
+  template <int OTiles>
+  __device__ __forceinline__ void scale(tile::Accumulator<1, OTiles>& o) const {
+#pragma unroll
+    for (int n = 0; n < OTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[0][n][e] *= factor_[e / 2];
+  }
+
+  // After absorb(), and rebase() where it was needed.
+  __device__ __forceinline__ void add_block() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum_[r] += block_sum_[r];
+  }
+
+  // Sums l over the quad; call once, after the last block.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum_[r] = quad_sum(sum_[r]);
+  }
+
+  // As OnlineSoftmax, for row half r.
+  __device__ __forceinline__ float inverse_sum(const int r) const { return sum_[r] == 0.f ? 0.f : 1.f / sum_[r]; }
+  __device__ __forceinline__ float lse(const int r) const {
+    return sum_[r] == 0.f ? -INFINITY : max_[r] * kLn2 + logf(sum_[r]);
+  }
+
+  // p left the range of float32: what row half r has summed up is worthless.
+  __device__ __forceinline__ bool overflowed(const int r) const { return max_[r] == INFINITY; }
+
+ private:
+  // Of a lane's part of a row and block. Below it float16 holds p too (at most 65504).
+  static constexpr float kLargeSum = 256.f;
+
+  template <int NTiles>
+  __device__ __forceinline__ void anchor(const float (&s)[NTiles][4]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float block_max = row_max<NTiles>(s, r) * scale_log2_;  // all lanes take part in it
+      max_[r] = max_[r] == -INFINITY ? block_max : max_[r];
+    }
+    settled_ = __all_sync(0xffffffffu, max_[0] != -INFINITY && max_[1] != -INFINITY);
+  }
+
+  float scale_log2_;
+  float max_[2];
+  float sum_[2];        // this lane's part until finish()
+  float block_sum_[2];  // of the last block
+  float factor_[2];     // of rebase()
+  bool settled_;        // every row of the warp has an m
+};
+
+}  // namespace flash_cuda

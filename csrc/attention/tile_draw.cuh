@@ -1,0 +1,42 @@
+// How the thread blocks of a persistent kernel come to their tiles.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/scheduler.h"
+#include "ptx/registers.cuh"
+
+namespace flash_cuda {
+
+// In global memory, all 0 between kernels; launch/work_queue.h owns them.
+struct WorkQueue {
+  unsigned drawn;
+  unsigned finished;
+};
+
+// The tiles of one thread block, for one thread: with a queue, whoever is free takes the next tile of the order;
+// without one, each takes a fixed share. Either way the first tile is the block's own number.
+class TileDraw {
+ public:
+  __device__ TileDraw(const TileOrder& order, WorkQueue* queue)
+      : order_(order), queue_(queue), index_(ptx::ctaid_x()) {}
+
+  // False when all tiles are taken. Draws one ahead, so that the counter's latency passes during the work on a tile.
+  __device__ bool next(WorkTile& work) {
+    const unsigned index = index_;
+    if (index >= order_.tiles()) {
+      if (queue_ != nullptr && atomicAdd(&queue_->finished, 1u) == ptx::nctaid_x() - 1) *queue_ = {0, 0};
+      return false;
+    }
+    index_ = queue_ != nullptr ? ptx::nctaid_x() + atomicAdd(&queue_->drawn, 1u) : order_.after(index, ptx::nctaid_x());
+    work = order_.tile(index);
+    return true;
+  }
+
+ private:
+  const TileOrder& order_;
+  WorkQueue* queue_;
+  unsigned index_;  // fewer than 2^31 tiles, so that a draw past the end does not wrap
+};
+
+}  // namespace flash_cuda

@@ -1,0 +1,88 @@
+// What a warpgroup writes: its 64 rows of O / l and lse, straight from the accumulator.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "attention/lazy_softmax.cuh"
+#include "attention/params.h"
+#include "kernels/hopper/recompute.cuh"
+#include "kernels/hopper/rows.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "tile/warp_gemm.cuh"
+
+namespace flash_cuda::hopper {
+
+// No shared memory and no barrier: neighbouring lanes trade halves of neighbouring column blocks, so that a quad writes
+// 32 bytes of a row, a whole sector, with each store. True if this warp has left a mark to recompute its 16 rows;
+// `suspicious` says that a result which is not finite is a reason to.
+template <class Element, int Blocks>
+__device__ __forceinline__ bool store_output(const ForwardParams& p, const RowTile& at, tile::Accumulator<1, Blocks>& o,
+                                             LazySoftmax& softmax, const bool suspicious) {
+  const int lane = threadIdx.x % 32;
+  const int odd = lane % 2;
+  const int column = odd * 8 + lane % 4 / 2 * 4;
+  softmax.finish();
+  bool useless = false;
+  float lse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = at.row_begin + threadIdx.x % 128 / 32 * 16 + half * 8 + lane / 4;
+    const bool exists = row < p.shape.seqlen_q;
+    Element* out = output_row<Element>(p, at, row) + column;
+    const float scale = softmax.inverse_sum(half);
+    lse[half] = softmax.lse(half);
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < Blocks; n += 2) {
+      const float (&left)[4] = o[0][n];
+      const float (&right)[4] = o[0][n + 1];
+      sum += left[2 * half] + left[2 * half + 1] + (right[2 * half] + right[2 * half + 1]);
+      const uint32_t a = ptx::cvt_rn_x2_f32<Element>(left[2 * half] * scale, left[2 * half + 1] * scale);
+      const uint32_t b = ptx::cvt_rn_x2_f32<Element>(right[2 * half] * scale, right[2 * half + 1] * scale);
+      const uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
+      ptx::st_global_v2_b32(out + 8 * n, make_uint2(odd ? theirs : a, odd ? b : theirs),
+                            exists && 8 * n + column < p.shape.head_dim);
+    }
+    const bool is_finite = sum - sum == 0.f;  // a NaN or an infinity survives the sum
+    useless |= exists && (softmax.overflowed(half) || (suspicious && !is_finite));
+  }
+  useless = __any_sync(0xffffffffu, useless);
+  if (useless && lane == 0) lse[0] = recompute_mark();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = at.row_begin + threadIdx.x % 128 / 32 * 16 + half * 8 + lane / 4;
+    if (row < p.shape.seqlen_q && lane % 4 == 0) *lse_row(p, at, row) = lse[half];
+  }
+  return useless;
+}
+
+// A tile of which no row sees a key; by all warpgroups.
+template <class Element, class Tile>
+__device__ void store_nothing(const ForwardParams& p, const RowTile& at) {
+  const int last = min_of(at.row_begin + Tile::kBlockM, p.shape.seqlen_q);
+  for (int row = at.row_begin + threadIdx.x / 32; row < last; row += 4 * Tile::kWarpgroups) {
+    for (int column = threadIdx.x % 32 * 8; column < p.shape.head_dim; column += 256) {
+      *reinterpret_cast<uint4*>(output_row<Element>(p, at, row) + column) = make_uint4(0, 0, 0, 0);
+    }
+    if (threadIdx.x % 32 == 0) *lse_row(p, at, row) = -INFINITY;
+  }
+}
+
+// Rows that see no key at all are written at the start, and not among the tiles.
+template <class Element, class Tile>
+__device__ __noinline__ void store_unseen(const ForwardParams& p) {
+  const int blocks = blocks_of(p.shape.seqlen_q, Tile::kBlockM);
+  const int64_t tiles = int64_t{blocks} * p.shape.heads_q * p.shape.batch;
+  for (int64_t index = ptx::ctaid_x(); index < tiles; index += ptx::nctaid_x()) {
+    const int64_t flat_head = index / blocks;
+    const RowTile at{int(index % blocks) * Tile::kBlockM, int(flat_head % p.shape.heads_q),
+                     int(flat_head / p.shape.heads_q)};
+    const int row_end = min_of(at.row_begin + Tile::kBlockM, p.shape.seqlen_q);
+    const BlockRange keys = p.band.key_blocks(at.row_begin, row_end, p.shape.seqlen_k, Tile::kBlockN);
+    if (keys.end <= keys.begin) store_nothing<Element, Tile>(p, at);
+  }
+}
+
+}  // namespace flash_cuda::hopper

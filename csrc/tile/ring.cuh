@@ -1,0 +1,60 @@
+// A ring of stages in shared memory between a producer (the copy engine) and consumers: per stage one barrier that says
+// full and one that says empty.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+
+namespace flash_cuda::tile {
+
+template <int Stages>
+struct RingBarriers {
+  uint64_t full[Stages];
+  uint64_t empty[Stages];
+
+  // One thread, before any other uses the ring. `consumers` release a stage, each once.
+  __device__ void init(const int consumers) {
+#pragma unroll
+    for (int i = 0; i < Stages; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&empty[i]), consumers);
+    }
+  }
+};
+
+// Where one side stands in the ring.
+template <int Stages>
+class RingCursor {
+ public:
+  __device__ explicit RingCursor(const RingBarriers<Stages>& barriers) : full_(ptx::shared_address(barriers.full)) {}
+
+  __device__ int stage() const { return stage_; }
+
+  // Consumers: waits for the stage's data. They give the stage back by arriving at empty(), each once.
+  __device__ static void wait_both_full(const RingCursor& a, const RingCursor& b) {
+    ptx::mbarrier_wait_parity_both(a.full(), a.parity_, b.full(), b.parity_);
+  }
+  __device__ void wait_full() const { ptx::mbarrier_wait_parity(full(), parity_); }
+  __device__ uint32_t empty() const { return full_ + 8 * (Stages + stage_); }
+
+  // Producer: waits until the stage is free (at first it is), announces `bytes`; the copies then name full().
+  __device__ void wait_empty() const { ptx::mbarrier_wait_parity(empty(), parity_ ^ 1); }
+  __device__ void expect(const int bytes) const { ptx::mbarrier_arrive_expect_tx(full(), bytes); }
+  __device__ uint32_t full() const { return full_ + 8 * stage_; }
+
+  __device__ void advance() {
+    if (++stage_ == Stages) {
+      stage_ = 0;
+      parity_ ^= 1;
+    }
+  }
+
+ private:
+  uint32_t full_;
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+};
+
+}  // namespace flash_cuda::tile
