@@ -20,7 +20,7 @@ demo: $(EXTENSION) ## set up .venv, build, train the small GPT
 	$(BIN)/python -m flash_cuda doctor
 	$(BIN)/python examples/train_gpt.py $(DEMO_ARGS)
 
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto --dist loadgroup
 test: lint $(EXTENSION) ## set up .venv, build every kernel, lint, run the tests (GPU ones where there is a GPU)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 

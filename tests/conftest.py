@@ -1,5 +1,7 @@
 """Options and fixtures of all tests, the inputs they share, and the rule that judges accuracy."""
 
+import gc
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from flash_cuda import doctor, ops
 from flash_cuda.reference import naive
 from tests import gpu_report
 from tests.cases import Case
+
+KEPT_BYTES = 1 << 30  # GPU memory that torch may keep from one test for the next
 
 
 def pytest_addoption(parser):
@@ -39,6 +43,17 @@ def pytest_collection_modifyitems(config, items):
         why_not = no_hopper if item.get_closest_marker("hopper") else reason
         if why_not and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Leaves the memory of a large test to the other workers, which share the GPU."""
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > KEPT_BYTES:
+        # The exception of a test that failed holds its tensors, until the next test.
+        for name in ("last_exc", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.hookimpl(trylast=True)

@@ -102,7 +102,7 @@ def calls_to_mix(head_dim):
     return [(device_inputs(case, number), case.window) for number, case in enumerate(cases)]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, pytest.param(256, marks=pytest.mark.large)])
 def test_streams_at_once(head_dim):
     """Calls that share the GPU do not disturb one another, whatever outlives a launch."""
     calls = calls_to_mix(head_dim)
@@ -174,6 +174,7 @@ def test_70000_keys(head_dim, causal):
     assert out.isfinite().all() and lse.isfinite().all()
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_more_heads_than_a_grid_dimension(dtype):
     """More than 65,535 batches times heads, each with two tiles: heads must not be mixed up."""
@@ -209,6 +210,7 @@ def test_isolation_in_every_block(head_dim, band, bad):
             assert not out[:, ~rows].isfinite().all(-1).any(), key
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("layout", ["rows", "heads", "batches"])
 def test_strides_of_gigabytes(layout):
     """Steps of 2^31 elements along one dimension, which a tensor map holds as 64-bit bytes."""
@@ -224,5 +226,3 @@ def test_strides_of_gigabytes(layout):
         view = memory.as_strided(t.shape, strides, storage_offset=4096 * number)
         views.append(view.copy_(t))
     same(hopper(*views), hopper(q, k, v))
-    del memory, views
-    torch.cuda.empty_cache()

@@ -4,6 +4,7 @@ Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 """
 
 import math
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from flash_cuda import io_model, tile_plan
 from tests.host.load import flash_cuda_host
 
 WIDTHS = [32, 64, 96, 128, 192, 256]  # columns of a tile
+# (rows, columns) of the tiles of queries and of keys that the hopper kernel has
+PANELS = [(64, c) for c in WIDTHS[1:]] + [(96, 96), (96, 192), (128, 64), (128, 128)]
 LANES = np.arange(32)
 
 examples = settings(deadline=None, max_examples=150)
@@ -83,6 +86,7 @@ def test_band_of_long_sequences_does_not_overflow(host, sq, sk, left, right, at)
     lower = sk - sq - (sq + sk if left < 0 else left)
     upper = sk - sq + (sq + sk if right < 0 else right)
     row, key = int(at * (sq - 1)), int(at * (sk - 1))
+    assert host.leaves_rows_unseen(*band, sq, sk) == (upper < 0 or sq - 1 + lower >= sk)
     calls = [
         (host.key_blocks(*band, row, row + 128, sk, 64), row + lower, row + 128 + upper, sk),
         (host.query_blocks(*band, key, key + 128, sq, 64), key - upper, key + 128 - lower, sq),
@@ -90,6 +94,15 @@ def test_band_of_long_sequences_does_not_overflow(host, sq, sk, left, right, at)
     for (begin, end), first, last, length in calls:
         first, last = max(0, first), min(length, last)
         assert begin >= end if last <= first else (begin, end) == (first // 64, -(-last // 64))
+
+
+def test_leaves_rows_unseen_is_exact(host):
+    """For any count of rows but none, which is no tile."""
+    sides = range(-1, 10)
+    for sq, sk, left, right in product(range(1, 9), range(9), sides, sides):
+        unseen = not visible_pairs(sq, sk, left, right).any(1).all()
+        band = host.band(sq, sk, left, right)
+        assert host.leaves_rows_unseen(*band, sq, sk) == unseen, (sq, sk, left, right)
 
 
 def offsets(host, columns: int, rows: int = 64) -> np.ndarray:
@@ -115,6 +128,47 @@ def test_step_pairs_is_an_offset(host, columns):
         for (row, chunk), offset in np.ndenumerate(at):
             stepped = host.swizzle_step_pairs(columns, base + at[row, chunk % 2], chunk // 2)
             assert stepped == base + offset
+
+
+def wanted_panels(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Byte offsets (rows, chunks) of panels back to back, without and with the swizzle of TMA.
+
+    PTX ISA, "Swizzling modes", as address bits: 4..6 ^= 7..9 for rows of 128 bytes (chunk ^=
+    row % 8), 4..5 ^= 7..8 for rows of 64 (chunk ^= row / 2 % 4).
+    """
+    chunks = 8 if columns % 64 == 0 else 4
+    row, chunk = np.arange(rows)[:, None], np.arange(columns // 8)
+    plain = chunk // chunks * rows * chunks * 16 + row * chunks * 16 + chunk % chunks * 16
+    return plain, plain ^ (plain >> 7 & chunks - 1) << 4
+
+
+@pytest.mark.parametrize("rows, columns", PANELS)
+def test_panels_are_what_tma_writes(host, rows, columns):
+    at = np.array(host.panels[rows, columns][0])
+    assert np.array_equal(np.sort(at, axis=None), np.arange(rows * columns // 8) * 16)
+    assert np.array_equal(at, wanted_panels(rows, columns)[1])
+    groups = np.lib.stride_tricks.sliding_window_view(at // 16 % 8, 8, axis=0)
+    assert (np.sort(groups, axis=-1) == np.arange(8)).all()
+
+
+@pytest.mark.parametrize("rows, columns", PANELS)
+def test_panel_steps_are_what_wgmma_reads(host, rows, columns):
+    """It swizzles addresses itself: those of its descriptors are plain."""
+    at, column_steps, row_steps, descriptor = (np.array(x) for x in host.panels[rows, columns])
+    plain, _ = wanted_panels(rows, columns)
+    assert np.array_equal(column_steps, plain[0, ::2])
+    assert np.array_equal(row_steps, plain[::16, 0])
+    for row in range(0, rows, 8):  # there the two are the same
+        assert np.array_equal(at[row, ::2], at[row, 0] + column_steps)
+    for chunk in range(columns // 8):
+        assert np.array_equal(at[::16, chunk], at[0, chunk] + row_steps)
+    wide = columns % 64 == 0
+    panel = plain[0, 8 if wide else 4] if columns > 64 else rows * columns * 2
+    fields = {"leading": (16, panel >> 4), "stride": (32, plain[8, 0] >> 4)}
+    for name, (shift, value) in fields.items():
+        assert int(descriptor) >> shift & 0x3FFF == value, name
+    assert int(descriptor) >> 62 == (1 if wide else 2)
+    assert int(descriptor) & 0xFFFF == 0  # the address
 
 
 def test_accumulator_elements(host):
@@ -197,6 +251,44 @@ def test_section_is_what_half_the_cache_holds(host, bytes_per_head, cache, heads
     assert 1 <= section <= heads
     assert section == 1 or section * bytes_per_head <= cache // 2
     assert section == heads or (section + 1) * max(bytes_per_head, 1) > cache // 2
+
+
+@examples
+@given(counts, st.integers(1, 9), counts, st.booleans(), st.integers(0, 99), st.integers(0, 999))
+def test_by_section(host, blocks, heads, batches, up, bytes_per_head, cache):
+    """As few sections as the cache allows; in each all blocks, the longest of all heads first."""
+    order = host.by_section(blocks, heads, batches, up, bytes_per_head, cache)
+    total, width = heads * batches, order[4]
+    most = host.section_for(bytes_per_head, cache * 4 // 3, total)
+    assert width <= most and math.ceil(total / width) == math.ceil(total / most)
+    tiles, expected = host.tile_order(*order), []
+    for first in range(0, total, width):
+        for block in range(blocks) if up else range(blocks - 1, -1, -1):
+            flat = range(first, min(first + width, total))
+            expected += [(block, head % heads, head // heads) for head in flat]
+    assert tiles == expected
+    assert set(tiles) == set(product(range(blocks), range(heads), range(batches)))
+
+
+@examples
+@given(st.integers(0, 700), st.integers(1, 150))
+def test_fixed_shares_are_all_tiles(host, tiles, stride):
+    """One tile a round for each thread block; first and last change places in every round."""
+    taken = []
+    for first in range(stride):
+        index, share = first, []
+        while index < tiles:
+            assert index // stride == len(share)
+            share.append(index)
+            index = host.tile_after(index, stride)
+        assert all(a % stride + b % stride == stride - 1 for a, b in pairwise(share))
+        taken += share
+    assert sorted(taken) == list(range(tiles))
+
+
+def test_fixed_shares_of_the_most_tiles_do_not_wrap(host):
+    for tiles, stride in ((2**31 - 1, 132), (2**31 - 1, 2**16)):
+        assert tiles <= host.tile_after(tiles - 1, stride) < tiles + 2 * stride
 
 
 def test_kernel_head_dim(host):

@@ -3,8 +3,7 @@
 //
 //   the first block in which a row sees a key:  m = its maximum there
 //   every block:                                P = exp(S - m);  l = l + rowsum P
-//   rarely, where rowsum P came out large:      P, l and O are divided by a power of two, and m moves up by its
-//   logarithm
+//   rarely, where rowsum P came out large:      P, l, O are divided by 2^e, and m moves up by e
 //
 // The result is exact, because P, l and O share whatever m they were summed under (FlashAttention-4 makes the same use
 // of it, arXiv 2603.05451, section 3.1); P only has to stay in range. float32 and bfloat16 hold exp(S - m) up to 2^128.
@@ -27,11 +26,8 @@ class LazySoftmax {
 
   __device__ __forceinline__ void clear() {
     settled_ = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max_[r] = -INFINITY;
-      sum_[r] = 0.f;
-    }
+    max_[0] = max_[1] = -INFINITY;
+    sum_[0] = sum_[1] = 0.f;
   }
 
   // Scores s become p. True if p of some row of the warp came out large: then rebase() must follow.
@@ -55,16 +51,33 @@ class LazySoftmax {
     return __any_sync(0xffffffffu, fmaxf(block_sum_[0], block_sum_[1]) > kLargeSum);
   }
 
+  // Before absorb(), for scores that may exceed m by any amount: m moves up where p would overflow, and nowhere else,
+  // so that other rows keep their bits. The caller then has to scale() o.
+  template <int NTiles>
+  __device__ __forceinline__ void make_room(const tile::Accumulator<1, NTiles>& s) {
+    if (!settled_) anchor<NTiles>(s[0]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float m = max_[r] == -INFINITY ? 0.f : max_[r];
+      float sum = 0.f;
+#pragma unroll
+      for (int n = 0; n < NTiles; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum += ptx::ex2_approx_ftz(fmaf(s[0][n][2 * r + e], scale_log2_, -m));
+      const float excess = row_max<NTiles>(s[0], r) * scale_log2_ - m;
+      move(r, is_overflow(quad_max(sum)) ? ceilf(excess) : 0.f);
+      sum_[r] *= factor_[r];
+    }
+  }
+
   // The rare half of absorb(): p back into range. Each row decides for itself, so that its bits depend on no other row.
   template <int NTiles>
   __device__ __forceinline__ void rebase(tile::Accumulator<1, NTiles>& s) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float largest = quad_max(block_sum_[r]);
-      // inf where p overflowed: then m = inf marks the row
       const float power = largest > kLargeSum ? ceilf(ptx::lg2_approx_ftz(largest)) : 0.f;
-      factor_[r] = ptx::ex2_approx_ftz(-power);
-      max_[r] += power;
+      move(r, is_overflow(largest) ? INFINITY : power);  // m = inf marks the row
       block_sum_[r] *= factor_[r];
       sum_[r] *= factor_[r];
 #pragma unroll
@@ -85,16 +98,10 @@ class LazySoftmax {
   }
 
   // After absorb(), and rebase() where it was needed.
-  __device__ __forceinline__ void add_block() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sum_[r] += block_sum_[r];
-  }
+  __device__ __forceinline__ void add_block() { sum_[0] += block_sum_[0], sum_[1] += block_sum_[1]; }
 
   // Sums l over the quad; call once, after the last block.
-  __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) sum_[r] = quad_sum(sum_[r]);
-  }
+  __device__ __forceinline__ void finish() { sum_[0] = quad_sum(sum_[0]), sum_[1] = quad_sum(sum_[1]); }
 
   // As OnlineSoftmax, for row half r.
   __device__ __forceinline__ float inverse_sum(const int r) const { return sum_[r] == 0.f ? 0.f : 1.f / sum_[r]; }
@@ -108,6 +115,16 @@ class LazySoftmax {
  private:
   // Of a lane's part of a row and block. Below it float16 holds p too (at most 65504).
   static constexpr float kLargeSum = 256.f;
+
+  // Beyond it 2^-power would be lost as a subnormal number.
+  __device__ __forceinline__ static bool is_overflow(const float sum) { return sum > 0x1p120f; }
+
+  // The factor follows from m as it was rounded.
+  __device__ __forceinline__ void move(const int r, const float power) {
+    const float m = max_[r] + power;
+    factor_[r] = power == 0.f ? 1.f : ptx::ex2_approx_ftz(max_[r] - m);
+    max_[r] = m;
+  }
 
   template <int NTiles>
   __device__ __forceinline__ void anchor(const float (&s)[NTiles][4]) {

@@ -40,6 +40,16 @@ __device__ __forceinline__ bool is_nonfinite(const uint32_t bits) {
   return (bits & kExponentBits<Element>) == kExponentBits<Element>;
 }
 
+// Eight elements, NaNs and infinities replaced by 0.
+template <class Element>
+__device__ __forceinline__ uint4 without_nonfinite(uint4 chunk) {
+  for (uint32_t* pair : {&chunk.x, &chunk.y, &chunk.z, &chunk.w}) {
+    if (is_nonfinite<Element>(*pair & 0xffffu)) *pair &= 0xffff0000u;
+    if (is_nonfinite<Element>(*pair >> 16)) *pair &= 0xffffu;
+  }
+  return chunk;
+}
+
 // Replaces every NaN and infinity of a shared tile by 0. All `Threads` threads of the block call it, between their
 // other accesses.
 template <class Element, int Rows, int Columns, int Threads>
@@ -47,12 +57,8 @@ __device__ void zero_nonfinite(const uint32_t shared_tile) {
   __syncthreads();
 #pragma unroll 1
   for (int i = threadIdx.x; i < Rows * Columns / tile::kChunkElements; i += Threads) {
-    uint4 chunk = ptx::ld_shared_v4(shared_tile + i * tile::kChunkBytes);
-    for (uint32_t* pair : {&chunk.x, &chunk.y, &chunk.z, &chunk.w}) {
-      if (is_nonfinite<Element>(*pair & 0xffffu)) *pair &= 0xffff0000u;
-      if (is_nonfinite<Element>(*pair >> 16)) *pair &= 0xffffu;
-    }
-    ptx::st_shared_v4(shared_tile + i * tile::kChunkBytes, chunk);
+    const uint32_t chunk = shared_tile + i * tile::kChunkBytes;
+    ptx::st_shared_v4(chunk, without_nonfinite<Element>(ptx::ld_shared_v4(chunk)));
   }
   __syncthreads();
 }

@@ -21,21 +21,23 @@ class TileDraw {
   __device__ TileDraw(const TileOrder& order, WorkQueue* queue)
       : order_(order), queue_(queue), index_(ptx::ctaid_x()) {}
 
-  // False when all tiles are taken. Draws one ahead, so that the counter's latency passes during the work on a tile.
+  // False when all tiles are taken.
   __device__ bool next(WorkTile& work) {
-    const unsigned index = index_;
-    if (index >= order_.tiles()) {
+    if (queue_ != nullptr && drawn_) index_ = ptx::nctaid_x() + atomicAdd(&queue_->drawn, 1u);
+    if (queue_ == nullptr && drawn_) index_ = order_.after(index_, ptx::nctaid_x());
+    drawn_ = true;
+    if (index_ >= unsigned(order_.tiles())) {
       if (queue_ != nullptr && atomicAdd(&queue_->finished, 1u) == ptx::nctaid_x() - 1) *queue_ = {0, 0};
       return false;
     }
-    index_ = queue_ != nullptr ? ptx::nctaid_x() + atomicAdd(&queue_->drawn, 1u) : order_.after(index, ptx::nctaid_x());
-    work = order_.tile(index);
+    work = order_.tile(index_);
     return true;
   }
 
  private:
   const TileOrder& order_;
   WorkQueue* queue_;
+  bool drawn_ = false;
   unsigned index_;  // fewer than 2^31 tiles, so that a draw past the end does not wrap
 };
 

@@ -27,6 +27,7 @@ cudaError_t launch_hopper_forward_tile(const ForwardParams& params, const Device
   if (order.tiles() > INT32_MAX) return cudaErrorInvalidConfiguration;
 
   hopper::ForwardMaps maps;
+  maps.group = s.group();
   const bool no_keys = s.seqlen_k == 0;  // nothing is loaded then, but a map must point somewhere
   const auto map_keys = [&](CUtensorMap& map, const void* data, const Strides& strides) {
     return make_tensor_map<Element>(map, no_keys ? params.q : data, strides, s.batch, std::max(s.seqlen_k, 1),
@@ -38,7 +39,7 @@ cudaError_t launch_hopper_forward_tile(const ForwardParams& params, const Device
   if (error == cudaSuccess) error = map_keys(maps.v, params.v, params.v_strides);
   if (error == cudaSuccess) error = allow_shared_memory<kKernel>(kSharedBytes);
   if (error != cudaSuccess) return error;
-  const auto grid = unsigned(std::min<int64_t>(order.tiles(), limits.multiprocessors * Tile::kMinBlocks));
+  const auto grid = unsigned(std::min<int64_t>(order.tiles(), limits.multiprocessors));
   WorkQueue* const queue = uneven && order.tiles() > grid ? work_queue(stream) : nullptr;
   kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(params, order, maps, queue);
   return cudaGetLastError();

@@ -8,9 +8,4 @@ __device__ __forceinline__ void bar_sync(const int id, const int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts this thread's warp at barrier `id` without waiting.
-__device__ __forceinline__ void bar_arrive(const int id, const int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 }  // namespace flash_cuda::ptx

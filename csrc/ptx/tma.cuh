@@ -19,6 +19,10 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(const uint32_t shared, c
       : "memory");
 }
 
+// After ordinary writes to shared memory that the copy engine or wgmma are to see, or to overwrite: each writing
+// thread, before the barrier.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -37,85 +37,32 @@ __device__ __forceinline__ void wgmma_hold(float (&d)[Blocks][4]) {
 template <class Element, int N, int TransposeA, int TransposeB>
 struct Wgmma;
 
-// A list of accumulator registers in the text of an instruction, and as its operands: 8 for each 16 columns.
-#define FLASH_CUDA_LIST_1 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define FLASH_CUDA_LIST_2 \
-  FLASH_CUDA_LIST_1       \
-      ", "                \
-      "%8, %9, %10, %11, %12, %13, %14, %15"
-#define FLASH_CUDA_LIST_3 \
-  FLASH_CUDA_LIST_2       \
-      ", "                \
-      "%16, %17, %18, %19, %20, %21, %22, %23"
-#define FLASH_CUDA_LIST_4 \
-  FLASH_CUDA_LIST_3       \
-      ", "                \
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-#define FLASH_CUDA_LIST_5 \
-  FLASH_CUDA_LIST_4       \
-      ", "                \
-      "%32, %33, %34, %35, %36, %37, %38, %39"
+// The accumulator's registers in the text of an instruction and as its operands, for each count of 16 columns.
+#define FLASH_CUDA_LIST_4                                                \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define FLASH_CUDA_LIST_6 \
-  FLASH_CUDA_LIST_5       \
-      ", "                \
-      "%40, %41, %42, %43, %44, %45, %46, %47"
-#define FLASH_CUDA_LIST_7 \
-  FLASH_CUDA_LIST_6       \
-      ", "                \
-      "%48, %49, %50, %51, %52, %53, %54, %55"
+  FLASH_CUDA_LIST_4       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FLASH_CUDA_LIST_8 \
-  FLASH_CUDA_LIST_7       \
-      ", "                \
-      "%56, %57, %58, %59, %60, %61, %62, %63"
-#define FLASH_CUDA_LIST_9 \
-  FLASH_CUDA_LIST_8       \
-      ", "                \
-      "%64, %65, %66, %67, %68, %69, %70, %71"
-#define FLASH_CUDA_LIST_10 \
-  FLASH_CUDA_LIST_9        \
-      ", "                 \
-      "%72, %73, %74, %75, %76, %77, %78, %79"
-#define FLASH_CUDA_LIST_11 \
-  FLASH_CUDA_LIST_10       \
-      ", "                 \
-      "%80, %81, %82, %83, %84, %85, %86, %87"
-#define FLASH_CUDA_LIST_12 \
-  FLASH_CUDA_LIST_11       \
-      ", "                 \
-      "%88, %89, %90, %91, %92, %93, %94, %95"
-#define FLASH_CUDA_LIST_13 \
-  FLASH_CUDA_LIST_12       \
-      ", "                 \
-      "%96, %97, %98, %99, %100, %101, %102, %103"
-#define FLASH_CUDA_LIST_14 \
-  FLASH_CUDA_LIST_13       \
-      ", "                 \
-      "%104, %105, %106, %107, %108, %109, %110, %111"
-#define FLASH_CUDA_LIST_15 \
-  FLASH_CUDA_LIST_14       \
-      ", "                 \
-      "%112, %113, %114, %115, %116, %117, %118, %119"
-#define FLASH_CUDA_LIST_16 \
-  FLASH_CUDA_LIST_15       \
-      ", "                 \
-      "%120, %121, %122, %123, %124, %125, %126, %127"
+  FLASH_CUDA_LIST_6       \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASH_CUDA_LIST_12                                                           \
+  FLASH_CUDA_LIST_8                                                                  \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASH_CUDA_LIST_16                                                                       \
+  FLASH_CUDA_LIST_12                                                                             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define FLASH_CUDA_BLOCK(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define FLASH_CUDA_ACCUMULATOR_1 FLASH_CUDA_BLOCK(0), FLASH_CUDA_BLOCK(1)
-#define FLASH_CUDA_ACCUMULATOR_2 FLASH_CUDA_ACCUMULATOR_1, FLASH_CUDA_BLOCK(2), FLASH_CUDA_BLOCK(3)
-#define FLASH_CUDA_ACCUMULATOR_3 FLASH_CUDA_ACCUMULATOR_2, FLASH_CUDA_BLOCK(4), FLASH_CUDA_BLOCK(5)
-#define FLASH_CUDA_ACCUMULATOR_4 FLASH_CUDA_ACCUMULATOR_3, FLASH_CUDA_BLOCK(6), FLASH_CUDA_BLOCK(7)
-#define FLASH_CUDA_ACCUMULATOR_5 FLASH_CUDA_ACCUMULATOR_4, FLASH_CUDA_BLOCK(8), FLASH_CUDA_BLOCK(9)
-#define FLASH_CUDA_ACCUMULATOR_6 FLASH_CUDA_ACCUMULATOR_5, FLASH_CUDA_BLOCK(10), FLASH_CUDA_BLOCK(11)
-#define FLASH_CUDA_ACCUMULATOR_7 FLASH_CUDA_ACCUMULATOR_6, FLASH_CUDA_BLOCK(12), FLASH_CUDA_BLOCK(13)
-#define FLASH_CUDA_ACCUMULATOR_8 FLASH_CUDA_ACCUMULATOR_7, FLASH_CUDA_BLOCK(14), FLASH_CUDA_BLOCK(15)
-#define FLASH_CUDA_ACCUMULATOR_9 FLASH_CUDA_ACCUMULATOR_8, FLASH_CUDA_BLOCK(16), FLASH_CUDA_BLOCK(17)
-#define FLASH_CUDA_ACCUMULATOR_10 FLASH_CUDA_ACCUMULATOR_9, FLASH_CUDA_BLOCK(18), FLASH_CUDA_BLOCK(19)
-#define FLASH_CUDA_ACCUMULATOR_11 FLASH_CUDA_ACCUMULATOR_10, FLASH_CUDA_BLOCK(20), FLASH_CUDA_BLOCK(21)
-#define FLASH_CUDA_ACCUMULATOR_12 FLASH_CUDA_ACCUMULATOR_11, FLASH_CUDA_BLOCK(22), FLASH_CUDA_BLOCK(23)
-#define FLASH_CUDA_ACCUMULATOR_13 FLASH_CUDA_ACCUMULATOR_12, FLASH_CUDA_BLOCK(24), FLASH_CUDA_BLOCK(25)
-#define FLASH_CUDA_ACCUMULATOR_14 FLASH_CUDA_ACCUMULATOR_13, FLASH_CUDA_BLOCK(26), FLASH_CUDA_BLOCK(27)
-#define FLASH_CUDA_ACCUMULATOR_15 FLASH_CUDA_ACCUMULATOR_14, FLASH_CUDA_BLOCK(28), FLASH_CUDA_BLOCK(29)
-#define FLASH_CUDA_ACCUMULATOR_16 FLASH_CUDA_ACCUMULATOR_15, FLASH_CUDA_BLOCK(30), FLASH_CUDA_BLOCK(31)
+#define FLASH_CUDA_BLOCKS(i) \
+  FLASH_CUDA_BLOCK(i), FLASH_CUDA_BLOCK(i + 1), FLASH_CUDA_BLOCK(i + 2), FLASH_CUDA_BLOCK(i + 3)
+#define FLASH_CUDA_ACCUMULATOR_4 FLASH_CUDA_BLOCKS(0), FLASH_CUDA_BLOCKS(4)
+#define FLASH_CUDA_ACCUMULATOR_6 FLASH_CUDA_ACCUMULATOR_4, FLASH_CUDA_BLOCKS(8)
+#define FLASH_CUDA_ACCUMULATOR_8 FLASH_CUDA_ACCUMULATOR_6, FLASH_CUDA_BLOCKS(12)
+#define FLASH_CUDA_ACCUMULATOR_12 FLASH_CUDA_ACCUMULATOR_8, FLASH_CUDA_BLOCKS(16), FLASH_CUDA_BLOCKS(20)
+#define FLASH_CUDA_ACCUMULATOR_16 FLASH_CUDA_ACCUMULATOR_12, FLASH_CUDA_BLOCKS(24), FLASH_CUDA_BLOCKS(28)
 
 // o0 .. o6: numbers of the operands after the accumulator.
 #define FLASH_CUDA_WGMMA(ELEMENT, NAME, N, SIXTEENTHS, o0, o1, o2, o3, o4, o5, o6)                                    \
@@ -142,49 +89,23 @@ struct Wgmma;
   FLASH_CUDA_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__)
 
 FLASH_CUDA_WGMMA_BOTH(64, 4, 32, 33, 34, 35, 36, 37, 38)
-FLASH_CUDA_WGMMA_BOTH(80, 5, 40, 41, 42, 43, 44, 45, 46)
 FLASH_CUDA_WGMMA_BOTH(96, 6, 48, 49, 50, 51, 52, 53, 54)
-FLASH_CUDA_WGMMA_BOTH(112, 7, 56, 57, 58, 59, 60, 61, 62)
 FLASH_CUDA_WGMMA_BOTH(128, 8, 64, 65, 66, 67, 68, 69, 70)
-FLASH_CUDA_WGMMA_BOTH(144, 9, 72, 73, 74, 75, 76, 77, 78)
-FLASH_CUDA_WGMMA_BOTH(160, 10, 80, 81, 82, 83, 84, 85, 86)
-FLASH_CUDA_WGMMA_BOTH(176, 11, 88, 89, 90, 91, 92, 93, 94)
 FLASH_CUDA_WGMMA_BOTH(192, 12, 96, 97, 98, 99, 100, 101, 102)
 FLASH_CUDA_WGMMA_BOTH(256, 16, 128, 129, 130, 131, 132, 133, 134)
 
-#undef FLASH_CUDA_LIST_1
-#undef FLASH_CUDA_LIST_2
-#undef FLASH_CUDA_LIST_3
 #undef FLASH_CUDA_LIST_4
-#undef FLASH_CUDA_LIST_5
 #undef FLASH_CUDA_LIST_6
-#undef FLASH_CUDA_LIST_7
 #undef FLASH_CUDA_LIST_8
-#undef FLASH_CUDA_LIST_9
-#undef FLASH_CUDA_LIST_10
-#undef FLASH_CUDA_LIST_11
 #undef FLASH_CUDA_LIST_12
-#undef FLASH_CUDA_LIST_13
-#undef FLASH_CUDA_LIST_14
-#undef FLASH_CUDA_LIST_15
 #undef FLASH_CUDA_LIST_16
-#undef FLASH_CUDA_ACCUMULATOR_1
-#undef FLASH_CUDA_ACCUMULATOR_2
-#undef FLASH_CUDA_ACCUMULATOR_3
 #undef FLASH_CUDA_ACCUMULATOR_4
-#undef FLASH_CUDA_ACCUMULATOR_5
 #undef FLASH_CUDA_ACCUMULATOR_6
-#undef FLASH_CUDA_ACCUMULATOR_7
 #undef FLASH_CUDA_ACCUMULATOR_8
-#undef FLASH_CUDA_ACCUMULATOR_9
-#undef FLASH_CUDA_ACCUMULATOR_10
-#undef FLASH_CUDA_ACCUMULATOR_11
 #undef FLASH_CUDA_ACCUMULATOR_12
-#undef FLASH_CUDA_ACCUMULATOR_13
-#undef FLASH_CUDA_ACCUMULATOR_14
-#undef FLASH_CUDA_ACCUMULATOR_15
 #undef FLASH_CUDA_ACCUMULATOR_16
 #undef FLASH_CUDA_BLOCK
+#undef FLASH_CUDA_BLOCKS
 #undef FLASH_CUDA_WGMMA
 #undef FLASH_CUDA_WGMMA_BOTH
 

@@ -14,6 +14,7 @@
 #include "kernels/v2/config.h"
 #include "launch/head_dim.h"
 #include "tile/fragment.h"
+#include "tile/panel.h"
 #include "tile/swizzle.h"
 
 namespace {
@@ -40,6 +41,21 @@ auto visit_columns(const int columns, Visitor&& visit) {
     default:
       throw std::invalid_argument("columns: expected 32, 64, 96, 128, 192 or 256");
   }
+}
+
+// Adds Panels<Rows, Columns> to a dict: byte offsets [row][chunk], steps of 16 columns, steps of 16 rows, descriptor.
+template <int Rows, int Columns>
+void add_panels(pybind11::dict& tiles) {
+  using Tile = flash_cuda::tile::Panels<Rows, Columns>;
+  std::vector<std::vector<int>> offsets(Rows);
+  std::vector<int> column_steps, row_steps;
+  for (int row = 0; row < Rows; ++row) {
+    for (int chunk = 0; chunk < Columns / 8; ++chunk) offsets[row].push_back(Tile::offset(row, chunk));
+  }
+  for (int step = 0; step < Columns / 16; ++step) column_steps.push_back(Tile::column_step(step));
+  for (int step = 0; step < Rows / 16; ++step) row_steps.push_back(Tile::row_step(step));
+  const auto size = pybind11::make_tuple(Rows, Columns);
+  tiles[size] = pybind11::make_tuple(offsets, column_steps, row_steps, Tile::kDescriptor);
 }
 
 std::pair<int, int> pair_of(const flash_cuda::BlockRange range) { return {range.begin, range.end}; }
@@ -72,12 +88,25 @@ PYBIND11_MODULE(flash_cuda_host, m) {
   m.def("covers", [](int lower, int upper, int row_begin, int row_end, int key_begin, int key_end, int sk) {
     return Band{lower, upper}.covers(row_begin, row_end, key_begin, key_end, sk);
   });
+  m.def("leaves_rows_unseen",
+        [](int lower, int upper, int sq, int sk) { return Band{lower, upper}.leaves_rows_unseen(sq, sk); });
   m.def("swizzle_offset", [](int columns, int row, int chunk) {
     return visit_columns(columns, [&](auto c) { return flash_cuda::tile::Swizzle<c>::offset(row, chunk); });
   });
   m.def("swizzle_step_pairs", [](int columns, unsigned offset, int pair) {
     return visit_columns(columns, [&](auto c) { return flash_cuda::tile::Swizzle<c>::step_pairs(offset, pair); });
   });
+  pybind11::dict panels;
+  add_panels<64, 64>(panels);
+  add_panels<64, 96>(panels);
+  add_panels<64, 128>(panels);
+  add_panels<64, 192>(panels);
+  add_panels<64, 256>(panels);
+  add_panels<96, 96>(panels);
+  add_panels<96, 192>(panels);
+  add_panels<128, 64>(panels);
+  add_panels<128, 128>(panels);
+  m.attr("panels") = panels;
   m.def("accumulator_element", [](int lane, int e) {
     const auto at = flash_cuda::tile::accumulator_element(lane, e);
     return std::pair(at.row, at.column);
@@ -101,6 +130,12 @@ PYBIND11_MODULE(flash_cuda_host, m) {
           return tiles;
         });
   m.def("section_for", &TileOrder::section_for);
+  // The arguments of tile_order.
+  m.def("by_section", [](int blocks, int heads, int batches, bool ascending, int64_t bytes_per_head, int64_t cache) {
+    const auto o = TileOrder::by_section(blocks, heads, batches, ascending, bytes_per_head, cache);
+    return std::tuple(o.blocks, o.heads, o.batches, o.blocks_per_phase, o.heads_per_section, o.ascending);
+  });
+  m.def("tile_after", [](unsigned index, unsigned stride) { return TileOrder{}.after(index, stride); });
   m.def("paper_block_sizes", [](int sram, int head_dim) {
     const auto sizes = flash_cuda::paper_block_sizes(sram, head_dim);
     return std::pair(sizes.rows, sizes.columns);

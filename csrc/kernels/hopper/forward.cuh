@@ -1,25 +1,28 @@
 // FlashAttention-2 forward (Dao 2023, Algorithm 1) for Hopper: TMA, wgmma, warp specialisation (FlashAttention-3, Shah
 // et al. 2024, sections 3.1 and 3.2).
 //
-//   persistent thread blocks; each takes tiles of 64 x Warpgroups queries, longest first        grid: multiprocessors
-//     a producer warp streams Q, K_j, V_j through rings in shared memory
+//   persistent thread blocks, which draw tiles of 64 x Warpgroups queries, longest first     grid: multiprocessors
+//     a producer thread streams Q, K_j, V_j through rings in shared memory (forward_loads.cuh)
 //     each consumer warpgroup owns 64 rows: O, m, l in registers
-//       S = Q K_0^T;  P = softmax step of S
-//       for each further block j: start S' = Q K_j^T and O += P V_(j-1);  P' = softmax step of S' meanwhile
-//     O = O / l;  lse = m + log l
+//       S = Q K_0^T;  P, m, l = softmax step of S (attention/lazy_softmax.cuh)
+//       for each further block of keys j
+//         start S' = Q K_j^T and O = O + P V_(j-1) on the tensor cores
+//         P', m, l = softmax step of S' as soon as it is there, while O is still being summed
+//       O = O + P V;  O = O / l;  lse = m + log l
+//     tiles that need it are computed once more (recompute.cuh)
 //
-// Blocks of keys are visited from the right. The steps of a warpgroup run on from tile to tile: the first S of a tile
-// and the last P V of the one before are in flight together, so the tensor cores do not wait for prologue or epilogue.
+// Blocks of keys are visited from the right. Nothing orders the warpgroups among each other: one's exponentials fall
+// beside another's products by themselves.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "attention/lazy_softmax.cuh"
 #include "attention/mask.cuh"
 #include "attention/params.h"
 #include "attention/scheduler.h"
-#include "attention/lazy_softmax.cuh"
 #include "attention/tile_draw.cuh"
 #include "kernels/hopper/config.h"
 #include "kernels/hopper/forward_loads.cuh"
@@ -28,6 +31,7 @@
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "tile/ring.cuh"
+#include "tile/warp_gemm.cuh"
 #include "tile/warpgroup_gemm.cuh"
 
 namespace flash_cuda::hopper {
@@ -42,37 +46,30 @@ class Consumer {
   static constexpr int kBlockN = Tile::kBlockN;
   static constexpr int kWarpgroups = Tile::kWarpgroups;
   static constexpr int kKeyTiles = kBlockN / 8;
-  static constexpr bool kChained = Tile::kQueryStages > 1;  // steps run on from tile to tile
 
  public:
-  __device__ __forceinline__ Consumer(const ForwardParams& p, ForwardShared<Tile>& shared, const TileNote* notes,
+  __device__ __forceinline__ Consumer(const ForwardParams& p, ForwardShared<Tile>& shared, const TileNote& note,
                                       const int warpgroup)
       : p_(p),
-        notes_(notes),
+        note_(note),
         warpgroup_(warpgroup),
-        q_tiles_(ptx::shared_address(shared.q) + warpgroup * Query::kBytes),
+        q_tile_(ptx::shared_address(shared.q) + warpgroup * Query::kBytes),
         k_tiles_(ptx::shared_address(shared.k)),
         v_tiles_(ptx::shared_address(shared.v)),
         q_(shared.q_barriers),
         k_(shared.k_barriers),
         v_(shared.v_barriers),
-        softmax_(p.scale * kLog2e),
-        softmax_before_(p.scale * kLog2e) {}
+        softmax_(p.scale * kLog2e) {}
 
-  __device__ __forceinline__ void run() {
-    if (!next_tile()) return;
-    if constexpr (kChained) {
+  // All tiles of the thread block. True if this warp has marked rows.
+  __device__ __forceinline__ bool run() {
+    if (!next_tile()) return false;
+    do {
       start();
-      while (!closed_ || next_tile()) step();
+      while (!closed_) step();
       finish();
-    } else {
-      do {
-        start();
-        while (!closed_) step();
-        finish();
-      } while (next_tile());
-    }
-    if (marked_) recompute_marked<Element, Tile::kBlockM>(p_);
+    } while (next_tile());
+    return marked_;
   }
 
  private:
@@ -83,46 +80,33 @@ class Consumer {
   struct Block {
     int row_begin;
     int first_key;
-    bool partial;         // some row does not see all of it
-    bool opens;           // the first of its tile,
-    bool closes;          // the last
-    RowTile tile_before;  // where O belongs that an opening block finds
-    uint32_t q, k, v;     // barriers by which the stages go back
+    bool partial;      // some row does not see all of it
+    bool closes;       // the last
+    uint32_t q, k, v;  // barriers by which the stages go back
   };
 
-  // Waits for Q of the next tile. False at the end.
-  //
-  // Blocks at the right end that only rows of other warpgroups see are let pass. At most as many as there are stages: V
-  // of the tile before still holds one, and the producer could not go on beyond that.
+  // Waits for Q of the next tile, and lets the blocks pass that only other warpgroups' rows see. False at the end.
   __device__ __forceinline__ bool next_tile() {
     q_.wait_full();
-    const TileNote note = notes_[q_.stage()];
+    const TileNote note = note_;
     tile_ = note.rows;
     if (tile_.row_begin < 0) return false;
-    const BlockRange blocks = note.keys;
     tile_.row_begin += 64 * warpgroup_;
-    const int own_end = tile_.row_begin >= p_.shape.seqlen_q
-                            ? 0
-                            : p_.band
-                                  .key_blocks(tile_.row_begin, min_of(tile_.row_begin + 64, p_.shape.seqlen_q),
-                                              p_.shape.seqlen_k, kBlockN)
-                                  .end;
-    first_block_ = blocks.begin;
-    const int unseen = max_of(0, blocks.end - max_of(own_end, blocks.begin + 1));
-    skipped_ = __shfl_sync(0xffffffffu, min_of(unseen, Tile::kStages), 0);  // known to be the same for the whole warp
-    block_ = blocks.end - 1 - skipped_;
-    for (int i = 0; i < skipped_; ++i) {
-      k_.wait_full();
-      give_back(k_.empty());
-      k_.advance();
-    }
-    opens_ = true;
+    const int row_end = min_of(tile_.row_begin + 64, p_.shape.seqlen_q);
+    const BlockRange own = p_.band.key_blocks(tile_.row_begin, row_end, p_.shape.seqlen_k, kBlockN);
+    // At least one block in any case, be it to find that no row sees a key of it.
+    const bool exists = tile_.row_begin < row_end && own.begin < own.end;
+    first_block_ = exists ? own.begin : note.keys.begin;
+    block_ = exists ? own.end - 1 : note.keys.begin;
+    pass_blocks(note.keys.end - 1 - block_);
     return true;
   }
 
-  // V of the blocks that next_tile() has let pass, in its turn.
-  __device__ __forceinline__ void skip_values() {
-    for (; skipped_ > 0; --skipped_) {
+  __device__ __forceinline__ void pass_blocks(const int count) {
+    for (int i = __shfl_sync(0xffffffffu, count, 0); i > 0; --i) {  // known to be the same for the whole warp
+      k_.wait_full();
+      give_back(k_.empty());
+      k_.advance();
       v_.wait_full();
       give_back(v_.empty());
       v_.advance();
@@ -135,19 +119,12 @@ class Consumer {
     b.row_begin = tile_.row_begin;
     b.first_key = block_ * kBlockN;
     b.partial = !p_.band.covers(b.row_begin, b.row_begin + 64, b.first_key, b.first_key + kBlockN, p_.shape.seqlen_k);
-    b.opens = opens_;
     b.closes = block_ == first_block_;
-    b.tile_before = tile_before_;
     b.q = q_.empty();
     b.k = k_.empty();
     b.v = v_.empty();
     k_.advance();
-    opens_ = false;
     closed_ = b.closes;
-    if (closed_) {
-      tile_before_ = tile_;
-      q_.advance();
-    }
     --block_;
     return b;
   }
@@ -165,7 +142,6 @@ class Consumer {
     if (softmax_.absorb(s_)) softmax_.rebase(s_);
     softmax_.add_block();
     pack();
-    skip_values();
     started_ = false;
   }
 
@@ -180,10 +156,6 @@ class Consumer {
     v_.advance();
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_hold(s_[0]);
-    if (kChained && b.opens) {
-      softmax_before_ = softmax_;
-      softmax_.clear();
-    }
     begin_block(b);
     // The wait stands in both branches: the compiler would otherwise move it up before the exponentials, and the tensor
     // cores would idle meanwhile.
@@ -191,7 +163,7 @@ class Consumer {
       softmax_.rebase(s_);
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_hold(o_[0]);
-      if (!(kChained && b.opens)) softmax_.scale(o_);
+      softmax_.scale(o_);
     } else {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_hold(o_[0]);
@@ -199,12 +171,7 @@ class Consumer {
     softmax_.add_block();
     give_back(b.v);
     started_ = true;
-    if (kChained && b.opens) {
-      store(b.tile_before, softmax_before_);
-      started_ = false;
-    }
     pack();
-    skip_values();
   }
 
   // O += P V of the last block.
@@ -216,21 +183,22 @@ class Consumer {
     ptx::wgmma_hold(o_[0]);
     give_back(v_.empty());
     v_.advance();
-    store(tile_before_, softmax_);
+    q_.advance();
+    pass_blocks(first_block_ - key_blocks<Tile>(p_, tile_.row_begin - 64 * warpgroup_).begin);
+    store();
   }
 
   // A result that is not finite may stem from a value that not all of these rows see, unless all see all of each block.
-  __device__ __forceinline__ void store(const RowTile& at, LazySoftmax& softmax) {
-    const BlockRange keys = key_blocks<Tile>(p_, at.row_begin - 64 * warpgroup_);
-    const bool all_seen =
-        p_.band.covers(at.row_begin, min_of(at.row_begin + 64, p_.shape.seqlen_q), keys.begin * kBlockN,
-                       min_of(keys.end * kBlockN, p_.shape.seqlen_k), p_.shape.seqlen_k);
-    marked_ |= store_output<Element>(p_, at, o_, softmax, !all_seen);
+  __device__ __forceinline__ void store() {
+    const int row = tile_.row_begin;
+    const BlockRange keys = key_blocks<Tile>(p_, row - 64 * warpgroup_);
+    const bool all_seen = p_.band.covers(row, min_of(row + 64, p_.shape.seqlen_q), keys.begin * kBlockN,
+                                         min_of(keys.end * kBlockN, p_.shape.seqlen_k), p_.shape.seqlen_k);
+    marked_ |= store_output<Element>(p_, tile_, o_, softmax_, all_seen ? Mark::kOverflow : Mark::kNonfinite);
   }
 
   __device__ __forceinline__ void issue_scores() {
-    tile::multiply_rows_by_rows<Element, kHeadDim>(s_[0], q_tiles_ + q_.stage() * (kWarpgroups * Query::kBytes),
-                                                   k_tiles_ + k_.stage() * Key::kBytes);
+    tile::multiply_rows_by_rows<Element, kHeadDim>(s_[0], q_tile_, k_tiles_ + k_.stage() * Key::kBytes);
     ptx::wgmma_commit_group();
   }
 
@@ -257,49 +225,55 @@ class Consumer {
   }
 
   const ForwardParams& p_;
-  const TileNote* notes_;
+  const TileNote& note_;
   int warpgroup_;
-  uint32_t q_tiles_, k_tiles_, v_tiles_;
-  tile::RingCursor<Tile::kQueryStages> q_;
+  uint32_t q_tile_, k_tiles_, v_tiles_;
+  tile::RingCursor<1> q_;
   tile::RingCursor<Tile::kStages> k_, v_;
-  RowTile tile_, tile_before_;  // of the block at hand; of O, when that block opens a tile
-  int block_, first_block_, skipped_;
-  bool opens_, closed_;   // the block at hand is the first of its tile; the block before was the last of its tile
-  bool started_ = false;  // O holds a sum
-  bool marked_ = false;   // some rows of this warp are to be computed anew
-  LazySoftmax softmax_, softmax_before_;
+  RowTile tile_;
+  int block_, first_block_;  // at hand; the last one of the tile that this warpgroup looks at
+  bool closed_;              // the block before was the last of its tile
+  bool started_ = false;     // O holds a sum
+  bool marked_ = false;      // some rows of this warp are to be computed anew
+  LazySoftmax softmax_;
   tile::Accumulator<1, kBlockN / 8> s_;
   tile::Accumulator<1, kHeadDim / 8> o_;
   uint32_t probabilities_[kBlockN / 16][4];
 };
 
 template <class Element, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
+__global__ void __launch_bounds__(Tile::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ TileOrder order,
                    const __grid_constant__ ForwardMaps maps, WorkQueue* const queue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardShared<Tile>*>(shared_bytes +
                                                          (-ptx::shared_address(shared_bytes) & (kSharedAlignment - 1)));
-  __shared__ TileNote notes[Tile::kQueryStages];
+  __shared__ TileNote note;
 
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
     shared.q_barriers.init(kWarps);
     shared.k_barriers.init(kWarps);
     shared.v_barriers.init(kWarps);
+    ptx::mbarrier_init(ptx::shared_address(&shared.recompute_barrier), 1);
+    shared.marked = 0;
     ptx::fence_mbarrier_init();
+    ptx::prefetch_tensormap(&maps.q);
+    ptx::prefetch_tensormap(&maps.k);
+    ptx::prefetch_tensormap(&maps.v);
   }
   __syncthreads();
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
   if (warp >= 4 * Tile::kWarpgroups) {
-    if constexpr (Tile::kMovesRegisters) ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (threadIdx.x == Tile::kConsumerThreads) Producer<Tile>(maps, shared, notes).run(p, order, queue);
+    ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+    if (threadIdx.x == Tile::kConsumerThreads) Producer<Tile>(maps, shared, note).run(p, order, queue);
   } else {
-    if constexpr (Tile::kMovesRegisters) ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     if (p.band.leaves_rows_unseen(p.shape.seqlen_q, p.shape.seqlen_k)) store_unseen<Element, Tile>(p);
-    Consumer<Element, Tile>(p, shared, notes, warp / 4).run();
+    const bool marked = Consumer<Element, Tile>(p, shared, note, warp / 4).run();
+    Recompute<Element, Tile>(p, maps, shared).run(marked);
   }
 #endif
 }

@@ -20,6 +20,7 @@ struct ForwardMaps {
   CUtensorMap q;
   CUtensorMap k;
   CUtensorMap v;
+  int group;  // heads_q / heads_kv, divided on the host
 };
 
 // The swizzle of the widest panels repeats every 1024 bytes; dynamic shared memory may start anywhere.
@@ -29,12 +30,16 @@ template <class Tile>
 struct ForwardShared {
   using Query = tile::Panels<64, Tile::kHeadDim>;
   using Key = tile::Panels<Tile::kBlockN, Tile::kHeadDim>;
-  unsigned char q[Tile::kQueryStages][Tile::kWarpgroups][Query::kBytes];
+  unsigned char q[Tile::kWarpgroups][Query::kBytes];
   unsigned char k[Tile::kStages][Key::kBytes];
   unsigned char v[Tile::kStages][Key::kBytes];
-  tile::RingBarriers<Tile::kQueryStages> q_barriers;
+  tile::RingBarriers<1> q_barriers;
   tile::RingBarriers<Tile::kStages> k_barriers;
   tile::RingBarriers<Tile::kStages> v_barriers;
+  uint64_t recompute_barrier;
+  WorkTile next_work;  // the producer's
+  int marked;          // some warp has rows to be computed anew
+  int found;           // the next tile with such rows
 };
 
 // What the producer tells about a tile along with its Q: its rows, and the blocks of keys that some of them sees.
@@ -56,44 +61,46 @@ class Producer {
   using Key = typename ForwardShared<Tile>::Key;
 
  public:
-  __device__ Producer(const ForwardMaps& maps, ForwardShared<Tile>& shared, TileNote* notes)
+  __device__ Producer(const ForwardMaps& maps, ForwardShared<Tile>& shared, TileNote& note)
       : maps_(maps),
         shared_(shared),
-        notes_(notes),
+        note_(note),
         q_(shared.q_barriers),
         k_(shared.k_barriers),
         v_(shared.v_barriers) {}
 
   __device__ void run(const ForwardParams& p, const TileOrder& order, WorkQueue* queue) {
     TileDraw draw(order, queue);
-    WorkTile work;
-    int block_before = -1, head_before = 0, batch_before = 0;  // whose V is still to come
-    const auto load_values = [&] {
-      if (block_before >= 0) load(v_, shared_.v, &maps_.v, block_before, head_before, batch_before);
-    };
-    for (bool more = draw.next(work); more;) {
+    WorkTile& next = shared_.next_work;  // not in registers, of which there are few here
+    for (bool more = draw.next(next); more;) {
+      const WorkTile work = next;
       const RowTile at{work.block * Tile::kBlockM, work.head, work.batch};
+      const int kv_head = at.head / maps_.group;
       const BlockRange keys = key_blocks<Tile>(p, at.row_begin);
-      if (keys.end <= keys.begin) more = draw.next(work);  // store_unseen() writes it
-      for (int block = keys.end - 1; block >= keys.begin; --block) {
-        const bool first = block == keys.end - 1;
-        const int head = at.head / p.shape.group();
-        load(k_, shared_.k, &maps_.k, block, head, at.batch);
-        if (first && Tile::kQueryStages > 1) load_queries({at, keys});
-        load_values();
-        if (first && Tile::kQueryStages == 1) load_queries({at, keys});  // waits for the last use of Q, and V must not
-        block_before = block, head_before = head, batch_before = at.batch;
-        if (first) more = draw.next(work);  // early: what it takes to find a tile would delay its first loads
+      if (keys.end <= keys.begin) {  // store_unseen() writes it
+        more = draw.next(next);
+        continue;
       }
+      int block = keys.end - 1;
+      load(k_, shared_.k, &maps_.k, block, kv_head, at.batch);
+      load_queries({at, keys});
+      // The next tile is drawn before the last blocks: the time it takes would delay the next tile's first loads,
+      // but who draws late draws what is left.
+      if (block < keys.begin + 2) more = draw.next(next);
+      while (--block >= keys.begin) {
+        load(k_, shared_.k, &maps_.k, block, kv_head, at.batch);
+        load(v_, shared_.v, &maps_.v, block + 1, kv_head, at.batch);
+        if (block == keys.begin + 1) more = draw.next(next);
+      }
+      load(v_, shared_.v, &maps_.v, keys.begin, kv_head, at.batch);
     }
-    load_values();
     announce({{-1, 0, 0}, {0, 0}}, 0);
   }
 
  private:
   __device__ void announce(const TileNote& note, const int bytes) {
     q_.wait_empty();
-    notes_[q_.stage()] = note;
+    note_ = note;
     q_.expect(bytes);
   }
 
@@ -103,8 +110,8 @@ class Producer {
 #pragma unroll
     for (int i = 0; i < Tile::kWarpgroups * Query::kCount; ++i) {
       const int warpgroup = i / Query::kCount, panel = i % Query::kCount;
-      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(shared_.q[q_.stage()][warpgroup]) + panel * Query::kPanelBytes,
-                                   &maps_.q, q_.full(), panel * Query::kColumns, at.row_begin + 64 * warpgroup, at.head,
+      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(shared_.q[warpgroup]) + panel * Query::kPanelBytes, &maps_.q,
+                                   q_.full(), panel * Query::kColumns, at.row_begin + 64 * warpgroup, at.head,
                                    at.batch);
     }
     q_.advance();
@@ -124,8 +131,8 @@ class Producer {
 
   const ForwardMaps& maps_;
   ForwardShared<Tile>& shared_;
-  TileNote* notes_;
-  tile::RingCursor<Tile::kQueryStages> q_;
+  TileNote& note_;
+  tile::RingCursor<1> q_;
   tile::RingCursor<Tile::kStages> k_, v_;
 };
 

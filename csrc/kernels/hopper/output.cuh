@@ -6,20 +6,26 @@
 
 #include "attention/lazy_softmax.cuh"
 #include "attention/params.h"
-#include "kernels/hopper/recompute.cuh"
 #include "kernels/hopper/rows.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
 #include "tile/warp_gemm.cuh"
 
 namespace flash_cuda::hopper {
 
+// A NaN that no arithmetic gives, different for each thread block: in place of the lse of the first of a warp's 16 rows
+// it says that they are to be computed anew (recompute.cuh).
+__device__ __forceinline__ float recompute_mark() { return __uint_as_float(0x7fe00000u | ptx::ctaid_x()); }
+
+// Results that are not good enough: P out of the range of float32, or not finite, too.
+enum class Mark { kNothing, kOverflow, kNonfinite };
+
 // No shared memory and no barrier: neighbouring lanes trade halves of neighbouring column blocks, so that a quad writes
-// 32 bytes of a row, a whole sector, with each store. True if this warp has left a mark to recompute its 16 rows;
-// `suspicious` says that a result which is not finite is a reason to.
+// 32 bytes of a row, a whole sector, with each store. True if this warp has left a mark.
 template <class Element, int Blocks>
 __device__ __forceinline__ bool store_output(const ForwardParams& p, const RowTile& at, tile::Accumulator<1, Blocks>& o,
-                                             LazySoftmax& softmax, const bool suspicious) {
+                                             LazySoftmax& softmax, const Mark mark) {
   const int lane = threadIdx.x % 32;
   const int odd = lane % 2;
   const int column = odd * 8 + lane % 4 / 2 * 4;
@@ -46,7 +52,8 @@ __device__ __forceinline__ bool store_output(const ForwardParams& p, const RowTi
                             exists && 8 * n + column < p.shape.head_dim);
     }
     const bool is_finite = sum - sum == 0.f;  // a NaN or an infinity survives the sum
-    useless |= exists && (softmax.overflowed(half) || (suspicious && !is_finite));
+    useless |=
+        exists && mark != Mark::kNothing && (softmax.overflowed(half) || (mark == Mark::kNonfinite && !is_finite));
   }
   useless = __any_sync(0xffffffffu, useless);
   if (useless && lane == 0) lse[0] = recompute_mark();
