@@ -210,7 +210,10 @@ class Consumer {
   // S is there: K, and after the last block Q, go back to the producer; masks.
   __device__ __forceinline__ void begin_block(const Block& b) {
     give_back(b.k);
-    if (b.closes) give_back(b.q);
+    if (b.closes) {
+      __syncwarp();  // every lane has read the note that goes back with Q
+      give_back(b.q);
+    }
     if (b.partial) {
       mask_sides<64>(s_[0], p_.band, b.row_begin, threadIdx.x % 128 / 32 * 16, b.first_key, p_.shape.seqlen_k);
     }
