@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from bench import grid, race
+from bench import forward, grid, race
 from bench.peers import Contestant
 
 CALLS = 20  # in a graph
@@ -46,12 +46,7 @@ def capture(run: Callable[[], Tensor], calls: int) -> tuple[Callable[[], object]
 def prepare(
     contestant: Contestant, cell: grid.Cell, tensors: tuple[Tensor, ...]
 ) -> tuple[Callable[[], object], tuple[Tensor, ...]]:
-    q, k, v, _ = tensors
-
-    @torch.no_grad()
-    def run() -> Tensor:
-        return contestant.attend(q, k, v, cell.causal)
-
+    run, _ = forward.prepare(contestant, cell, tensors)
     replay, out = capture(run, CALLS)
     replay()
     return replay, (out,)
