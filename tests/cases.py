@@ -123,9 +123,20 @@ ISOLATION_CASES = [
 # Any shape at all, for tests that repeat a call: what differs between repeats is a race.
 RANDOM_CASES = _draw_any(200, seed=3)
 
+
+class SmallGpu(str):
+    """A kernel's name, for tests that run as on a GPU of two multiprocessors (conftest.py).
+
+    There the tiles of large calls serve small ones, and a thread block walks over many of them.
+    """
+
+    MULTIPROCESSORS = 2
+
+
 # Kernels by device. "auto" must mean the first that runs there.
 CPU_KERNELS = ("reference",)
 FORWARD_KERNELS = ("hopper", "v2", "v1")
+WHOLE_AND_SMALL = (*FORWARD_KERNELS, SmallGpu("hopper"))
 BACKWARD_KERNELS = ("v2", "v1")
 V1_MAX_HEAD_DIM = 128
 
@@ -137,16 +148,18 @@ DEVICES = (CPU, CUDA)
 def _on_cuda(kernel, *values, name):
     """The pytest parameter ("cuda", kernel, *values) with the marks that say where it runs."""
     marks = [pytest.mark.gpu] + [pytest.mark.hopper] * (kernel == "hopper")
+    if isinstance(kernel, SmallGpu):
+        name = f"small_gpu-{name}"
     return pytest.param("cuda", kernel, *values, id=name, marks=marks)
 
 
 # (device, kernel) of the forward, for tests about one shape.
 KERNELS = [pytest.param("cpu", "reference", id="reference")] + [
-    _on_cuda(kernel, name=kernel) for kernel in ("hopper", "v2")
+    _on_cuda(kernel, name=kernel) for kernel in ("hopper", SmallGpu("hopper"), "v2")
 ]
 
 
-def with_kernels(cpu_cases, cuda_cases, cuda_kernels=FORWARD_KERNELS) -> list:
+def with_kernels(cpu_cases, cuda_cases, cuda_kernels=WHOLE_AND_SMALL) -> list:
     """pytest parameters (device, kernel, case) for every kernel that serves the case."""
     parameters = [
         pytest.param("cpu", kernel, case, id=f"{kernel}-{case}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from flash_cuda import doctor, ops
 from flash_cuda.reference import naive
 from tests import gpu_report
-from tests.cases import Case
+from tests.cases import Case, SmallGpu
 
 KEPT_BYTES = 1 << 30  # GPU memory that torch may keep from one test for the next
 
@@ -43,6 +43,18 @@ def pytest_collection_modifyitems(config, items):
         why_not = no_hopper if item.get_closest_marker("hopper") else reason
         if why_not and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+def limit_gpu(kernel: str, monkeypatch) -> None:
+    """What SmallGpu asks for, until the end of the test."""
+    if isinstance(kernel, SmallGpu):
+        monkeypatch.setenv("FLASH_CUDA_MULTIPROCESSOR_LIMIT", str(kernel.MULTIPROCESSORS))
+
+
+@pytest.fixture(autouse=True)
+def limit_gpu_of_parameter(request, monkeypatch):
+    callspec = getattr(request.node, "callspec", None)
+    limit_gpu(callspec.params.get("kernel") if callspec else None, monkeypatch)
 
 
 @pytest.hookimpl(trylast=True)

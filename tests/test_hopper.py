@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flash_cuda
+from bench import accuracy
 from flash_cuda.reference import naive
 from tests.cases import CAUSAL, FULL, GPU_DTYPES, RANDOM_CASES, TILE_HEAD_DIMS, Case
 from tests.conftest import close_lse, make_inputs, poison
@@ -68,6 +69,43 @@ def test_the_name_is_the_kernel():
         if not launched:
             pytest.skip("the profiler records no kernels here")
         assert len(launched) == 1 and f"flash_cuda::{space}::" in launched[0]
+
+
+@pytest.mark.parametrize("head_dim, sk", [*((d, 300) for d in TILE_HEAD_DIMS), (64, 4200)])
+def test_bits_do_not_depend_on_company(head_dim, sk):
+    """One head alone has a tile for few queries, among 200 others it has not."""
+    one = device_inputs(Case(300, sk, 1, 1, head_dim, *FULL, torch.bfloat16, batch=1), seed=0)
+    many = [t.expand(200, -1, -1, -1).contiguous() for t in one]
+    for band in (FULL, CAUSAL):
+        window = {"window_left": band[0], "window_right": band[1]}
+        alone, among = hopper(*one, **window), hopper(*many, **window)
+        for entry in (0, 123, 199):
+            same([t[entry : entry + 1] for t in among], alone)
+
+
+def rounded_as_published(q, k, v):
+    """The forward in float64 but for P, which is rounded below a maximum of exactly 1, and O."""
+    q64, k64, v64 = (t.double().transpose(1, 2) for t in (q, k, v))
+    scores = q64 @ k64.transpose(-1, -2) / q.shape[-1] ** 0.5
+    p = (scores - scores.amax(-1, keepdim=True)).exp()
+    exact = p @ v64 / p.sum(-1, keepdim=True)
+    rounded = p.to(q.dtype).double() @ v64 / p.sum(-1, keepdim=True)
+    return exact.transpose(1, 2), rounded.transpose(1, 2).to(q.dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("outliers", [False, True])
+def test_error_is_that_of_rounding(head_dim, dtype, outliers):
+    """m follows the row maximum from afar; that must cost next to no accuracy, above all where a
+    few keys have nearly all the weight (the inputs of bench.accuracy)."""
+    q, k, v = accuracy.draw((2, 2048, 4, head_dim), ("normal", "outliers")[outliers], dtype, 0)
+    exact, published = rounded_as_published(q, k, v)
+
+    def rmse(out):
+        return (out.double() - exact).square().mean().sqrt().item()
+
+    assert rmse(hopper(q, k, v)[0]) <= 1.1 * rmse(published)
 
 
 FIRST_CALL = """

@@ -17,6 +17,7 @@ from tests.cases import CAUSAL, FULL, KERNELS, Case
 from tests.conftest import (
     close_enough,
     gradients_of,
+    limit_gpu,
     make_inputs,
     poison,
     reference_gradients,
@@ -33,7 +34,8 @@ KERNEL = "auto"
 def device(request, monkeypatch):
     """Where a test runs; attend() takes the kernel that goes with it."""
     where, kernel = request.param
-    monkeypatch.setattr(sys.modules[__name__], "KERNEL", kernel)
+    limit_gpu(kernel, monkeypatch)
+    monkeypatch.setattr(sys.modules[__name__], "KERNEL", str(kernel))
     return where
 
 

@@ -3,11 +3,12 @@
 //
 //   the first block in which a row sees a key:  m = its maximum there
 //   every block:                                P = exp(S - m);  l = l + rowsum P
-//   rarely, where rowsum P came out large:      P, l, O are divided by 2^e, and m moves up by e
+//   rarely, where rowsum P came out large:      m = the maximum of this block; P, l, O are divided by its p
 //
 // The result is exact, because P, l and O share whatever m they were summed under (FlashAttention-4 makes the same use
-// of it, arXiv 2603.05451, section 3.1); P only has to stay in range. float32 and bfloat16 hold exp(S - m) up to 2^128.
-// Should S exceed m by more than that from one block to the next, the row is marked, and the kernel computes it anew.
+// of it, arXiv 2603.05451, section 3.1). Two things ask m to move. P must stay in range: float16 holds it up to 65504,
+// the others up to 2^128; should S exceed m by more than that from one block to the next, the row is marked, and the
+// kernel computes it anew. And P is rounded to 16 bits, unless it is 1, as it should be for a key that has most weight.
 #pragma once
 
 #include <cmath>
@@ -30,7 +31,8 @@ class LazySoftmax {
     sum_[0] = sum_[1] = 0.f;
   }
 
-  // Scores s become p. True if p of some row of the warp came out large: then rebase() must follow.
+  // Scores s become p. True if p of some row of the warp came out large: then rebase() must follow. (Never in a row's
+  // first block, where p is at most 1.)
   template <int NTiles>
   __device__ __forceinline__ bool absorb(tile::Accumulator<1, NTiles>& s) {
     if (!settled_) anchor<NTiles>(s[0]);
@@ -59,24 +61,20 @@ class LazySoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float m = max_[r] == -INFINITY ? 0.f : max_[r];
-      float sum = 0.f;
-#pragma unroll
-      for (int n = 0; n < NTiles; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) sum += ptx::ex2_approx_ftz(fmaf(s[0][n][2 * r + e], scale_log2_, -m));
-      const float excess = row_max<NTiles>(s[0], r) * scale_log2_ - m;
-      move(r, is_overflow(quad_max(sum)) ? ceilf(excess) : 0.f);
+      const float excess = fmaf(row_max<NTiles>(s[0], r), scale_log2_, -m);
+      move(r, is_overflow(ptx::ex2_approx_ftz(excess)) ? excess : 0.f);
       sum_[r] *= factor_[r];
     }
   }
 
-  // The rare half of absorb(): p back into range. Each row decides for itself, so that its bits depend on no other row.
+  // The rare half of absorb(): the largest p becomes 1. Each row decides for itself, so that its bits depend on no
+  // other row.
   template <int NTiles>
   __device__ __forceinline__ void rebase(tile::Accumulator<1, NTiles>& s) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float largest = quad_max(block_sum_[r]);
-      const float power = largest > kLargeSum ? ceilf(ptx::lg2_approx_ftz(largest)) : 0.f;
+      const float largest = row_max<NTiles>(s[0], r);
+      const float power = quad_max(block_sum_[r]) > kLargeSum ? ptx::lg2_approx_ftz(largest) : 0.f;
       move(r, is_overflow(largest) ? INFINITY : power);  // m = inf marks the row
       block_sum_[r] *= factor_[r];
       sum_[r] *= factor_[r];
@@ -113,11 +111,12 @@ class LazySoftmax {
   __device__ __forceinline__ bool overflowed(const int r) const { return max_[r] == INFINITY; }
 
  private:
-  // Of a lane's part of a row and block. Below it float16 holds p too (at most 65504).
-  static constexpr float kLargeSum = 256.f;
+  // Of a lane's part of a row and block: more than it can be while no p exceeds 1, so that m stays where scores are
+  // alike, and far inside the range of float16.
+  static constexpr float kLargeSum = 64.f;
 
-  // Beyond it 2^-power would be lost as a subnormal number.
-  __device__ __forceinline__ static bool is_overflow(const float sum) { return sum > 0x1p120f; }
+  // Beyond it 1 / p would be lost as a subnormal number.
+  __device__ __forceinline__ static bool is_overflow(const float p) { return p > 0x1p120f; }
 
   // The factor follows from m as it was rounded.
   __device__ __forceinline__ void move(const int r, const float power) {

@@ -7,20 +7,12 @@
 
 namespace flash_cuda {
 
-// Calls visit(std::integral_constant<int, D>) with the smallest D that holds head_dim (at most 256).
-template <class Visitor>
+// Calls visit(std::integral_constant<int, D>) with the smallest D, Least or more, that holds head_dim (at most 256).
+template <int Least = 32, class Visitor>
 auto visit_head_dim(const int head_dim, Visitor&& visit) {
-  if (head_dim <= 32) return visit(std::integral_constant<int, 32>{});
-  if (head_dim <= 64) return visit(std::integral_constant<int, 64>{});
-  if (head_dim <= 96) return visit(std::integral_constant<int, 96>{});
-  if (head_dim <= 128) return visit(std::integral_constant<int, 128>{});
-  if (head_dim <= 192) return visit(std::integral_constant<int, 192>{});
-  return visit(std::integral_constant<int, 256>{});
-}
-
-// As visit_head_dim, for the Hopper kernels.
-template <class Visitor>
-auto visit_hopper_head_dim(const int head_dim, Visitor&& visit) {
+  if constexpr (Least <= 32) {
+    if (head_dim <= 32) return visit(std::integral_constant<int, 32>{});
+  }
   if (head_dim <= 64) return visit(std::integral_constant<int, 64>{});
   if (head_dim <= 96) return visit(std::integral_constant<int, 96>{});
   if (head_dim <= 128) return visit(std::integral_constant<int, 128>{});

@@ -39,7 +39,7 @@ cudaError_t launch_hopper_forward_tile(const ForwardParams& params, const Device
   if (error == cudaSuccess) error = map_keys(maps.v, params.v, params.v_strides);
   if (error == cudaSuccess) error = allow_shared_memory<kKernel>(kSharedBytes);
   if (error != cudaSuccess) return error;
-  const auto grid = unsigned(std::min<int64_t>(order.tiles(), limits.multiprocessors));
+  const auto grid = unsigned(std::min<int64_t>(order.tiles(), limits.multiprocessors * Tile::kResident));
   WorkQueue* const queue = uneven && order.tiles() > grid ? work_queue(stream) : nullptr;
   kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(params, order, maps, queue);
   return cudaGetLastError();
@@ -53,14 +53,26 @@ inline int64_t mean_keys(const ForwardParams& p) {
   return grows ? width / 2 : width;
 }
 
+// With the small tile where the GPU holds all of those at the same time.
+template <class Element, class Tile>
+cudaError_t launch_hopper_forward_size(const ForwardParams& params, const DeviceLimits& limits, cudaStream_t stream) {
+  using Small = hopper::SmallTile<Tile>;
+  const Shape& s = params.shape;
+  const int64_t tiles = int64_t{blocks_of(s.seqlen_q, Small::kBlockM)} * s.heads_q * s.batch;
+  if (tiles <= int64_t{limits.multiprocessors} * Small::kResident) {
+    return launch_hopper_forward_tile<Element, Small>(params, limits, stream);
+  }
+  return launch_hopper_forward_tile<Element, Tile>(params, limits, stream);
+}
+
 template <class Element>
 cudaError_t launch_hopper_forward(const ForwardParams& params, const DeviceLimits& limits, cudaStream_t stream) {
-  return visit_hopper_head_dim(params.shape.head_dim, [&](auto head_dim) {
+  return visit_head_dim<64>(params.shape.head_dim, [&](auto head_dim) {
     using Tiles = hopper::ForwardTiles<head_dim>;
     if (mean_keys(params) >= Tiles::kLongFrom) {
-      return launch_hopper_forward_tile<Element, typename Tiles::Long>(params, limits, stream);
+      return launch_hopper_forward_size<Element, typename Tiles::Long>(params, limits, stream);
     }
-    return launch_hopper_forward_tile<Element, typename Tiles::Short>(params, limits, stream);
+    return launch_hopper_forward_size<Element, typename Tiles::Short>(params, limits, stream);
   });
 }
 

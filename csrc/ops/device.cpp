@@ -25,6 +25,12 @@ int attribute(const char* op, const cudaDeviceAttr which, const int device) {
   return value;
 }
 
+void lower(int& limit, const char* variable) {
+  const char* text = std::getenv(variable);
+  const int value = text == nullptr ? 0 : std::atoi(text);
+  if (value > 0 && value < limit) limit = value;
+}
+
 }  // namespace
 
 DeviceLimits device_limits(const char* op, const int device) {
@@ -41,10 +47,8 @@ DeviceLimits device_limits(const char* op, const int device) {
                              capability_text(f.limits));
   }
   DeviceLimits limits = f.limits;
-  if (const char* lower = std::getenv("FLASH_CUDA_SHARED_MEMORY_LIMIT")) {
-    const int bytes = std::atoi(lower);
-    if (bytes > 0 && bytes < limits.shared_memory) limits.shared_memory = bytes;
-  }
+  lower(limits.shared_memory, "FLASH_CUDA_SHARED_MEMORY_LIMIT");
+  lower(limits.multiprocessors, "FLASH_CUDA_MULTIPROCESSOR_LIMIT");
   return limits;
 }
 

@@ -10,8 +10,9 @@
 
 namespace flash_cuda::ops {
 
-// Limits of `device`, queried once. The environment variable FLASH_CUDA_SHARED_MEMORY_LIMIT (bytes) lowers
-// the shared memory that tiles are chosen by: the way to run a small device's kernels on a large one.
+// Limits of `device`, queried once. The environment variables FLASH_CUDA_SHARED_MEMORY_LIMIT (bytes) and
+// FLASH_CUDA_MULTIPROCESSOR_LIMIT lower what tiles and grids are chosen by: the way to run a small device's kernels on
+// a large one.
 DeviceLimits device_limits(const char* op, int device);
 
 // The compute capability as "9.0".

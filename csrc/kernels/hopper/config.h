@@ -5,7 +5,8 @@
 namespace flash_cuda::hopper {
 
 // Forward: Warpgroups x 64 queries by BlockN keys, Stages blocks each of K and V in shared memory at a time. One thread
-// block fills a multiprocessor: its warpgroups, and one more for the thread that loads.
+// block fills a multiprocessor: its warpgroups, and one more for the thread that loads. Of those of a single warpgroup,
+// which come with one warp for that thread, two share a multiprocessor where their shared memory allows it.
 template <int HeadDim, int Warpgroups, int BlockN, int Stages>
 struct ForwardTile {
   static constexpr int kHeadDim = HeadDim;
@@ -14,9 +15,13 @@ struct ForwardTile {
   static constexpr int kBlockN = BlockN;
   static constexpr int kStages = Stages;
   static constexpr int kConsumerThreads = 128 * Warpgroups;
-  static constexpr int kThreads = kConsumerThreads + 128;
+  static constexpr int kThreads = kConsumerThreads + (Warpgroups > 1 ? 128 : 32);
+  static constexpr int kTileBytes = (kBlockM + 2 * Stages * BlockN) * HeadDim * 2;
+  static constexpr int kResident = Warpgroups == 1 && kTileBytes <= 110 * 1024 ? 2 : 1;
   // All threads are launched with an equal share of the 64 K registers; then most of the producer's go to the
-  // consumers. S, P and O of a consumer thread come first; what they leave makes the producer's life easier.
+  // consumers. S, P and O of a consumer thread come first; what they leave makes the producer's life easier. A single
+  // warpgroup has enough from the start.
+  static constexpr bool kTradesRegisters = Warpgroups > 1;
   static constexpr int kFragments = BlockN / 2 + BlockN / 4 + HeadDim / 2;
   static constexpr int kConsumerRegisters = Warpgroups == 2    ? 232
                                             : Warpgroups == 4  ? 112
@@ -24,8 +29,13 @@ struct ForwardTile {
                                                                : 152;
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kProducerRegisters = kLaunchRegisters + Warpgroups * (kLaunchRegisters - kConsumerRegisters);
-  static_assert(Warpgroups >= 2 && Warpgroups <= 4 && BlockN % 16 == 0 && HeadDim % 32 == 0 && Stages >= 2);
+  static_assert(Warpgroups >= 1 && Warpgroups <= 4 && BlockN % 16 == 0 && HeadDim % 32 == 0 && Stages >= 2);
 };
+
+// The tile in place of `Tile` for calls of few queries, which leave it most multiprocessors idle. Blocks of the same
+// keys in the same order: a row has the same bits from either, whatever else the call holds.
+template <class Tile>
+using SmallTile = ForwardTile<Tile::kHeadDim, 1, Tile::kBlockN, 2>;
 
 // The tiles of a head dim: for rows that see few keys one that wastes little at the edges, and from kLongFrom keys a
 // row on one that is faster inside, where there is such a one. HeadDim, Warpgroups, BlockN, Stages

@@ -139,7 +139,7 @@ class Consumer {
     ptx::wgmma_hold(s_[0]);
     softmax_.clear();
     begin_block(b);
-    if (softmax_.absorb(s_)) softmax_.rebase(s_);
+    softmax_.absorb(s_);  // p is at most 1
     softmax_.add_block();
     pack();
     started_ = false;
@@ -210,10 +210,7 @@ class Consumer {
   // S is there: K, and after the last block Q, go back to the producer; masks.
   __device__ __forceinline__ void begin_block(const Block& b) {
     give_back(b.k);
-    if (b.closes) {
-      __syncwarp();  // every lane has read the note that goes back with Q
-      give_back(b.q);
-    }
+    if (b.closes) ptx::mbarrier_arrive(b.q);  // every lane, each of which has read the note that goes back with Q
     if (b.partial) {
       mask_sides<64>(s_[0], p_.band, b.row_begin, threadIdx.x % 128 / 32 * 16, b.first_key, p_.shape.seqlen_k);
     }
@@ -245,7 +242,7 @@ class Consumer {
 };
 
 template <class Element, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     forward_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ TileOrder order,
                    const __grid_constant__ ForwardMaps maps, WorkQueue* const queue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -256,7 +253,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
-    shared.q_barriers.init(kWarps);
+    shared.q_barriers.init(32 * kWarps);
     shared.k_barriers.init(kWarps);
     shared.v_barriers.init(kWarps);
     ptx::mbarrier_init(ptx::shared_address(&shared.recompute_barrier), 1);
@@ -270,10 +267,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
   if (warp >= 4 * Tile::kWarpgroups) {
-    ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
+    if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
     if (threadIdx.x == Tile::kConsumerThreads) Producer<Tile>(maps, shared, note).run(p, order, queue);
   } else {
-    ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     if (p.band.leaves_rows_unseen(p.shape.seqlen_q, p.shape.seqlen_k)) store_unseen<Element, Tile>(p);
     const bool marked = Consumer<Element, Tile>(p, shared, note, warp / 4).run();
     Recompute<Element, Tile>(p, maps, shared).run(marked);

@@ -48,10 +48,12 @@ struct TileNote {
   BlockRange keys;
 };
 
-template <class Tile>
-__device__ __forceinline__ BlockRange key_blocks(const ForwardParams& p, const int row_begin) {
-  return p.band.key_blocks(row_begin, min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q), p.shape.seqlen_k,
-                           Tile::kBlockN);
+// One thread: a panel of the rows from `row` on of one head, to its place in a tile in shared memory.
+template <class Panels>
+__device__ __forceinline__ void load_panel(const void* tile, const int panel, const CUtensorMap* map,
+                                           const uint32_t barrier, const int row, const int head, const int batch) {
+  ptx::cp_async_bulk_tensor_4d(ptx::shared_address(tile) + panel * Panels::kPanelBytes, map, barrier,
+                               panel * Panels::kColumns, row, head, batch);
 }
 
 // One thread: all loads, in the order in which the consumers wait for them.
@@ -109,10 +111,9 @@ class Producer {
     announce(note, Tile::kWarpgroups * Query::kBytes);
 #pragma unroll
     for (int i = 0; i < Tile::kWarpgroups * Query::kCount; ++i) {
-      const int warpgroup = i / Query::kCount, panel = i % Query::kCount;
-      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(shared_.q[warpgroup]) + panel * Query::kPanelBytes, &maps_.q,
-                                   q_.full(), panel * Query::kColumns, at.row_begin + 64 * warpgroup, at.head,
-                                   at.batch);
+      const int warpgroup = i / Query::kCount;
+      load_panel<Query>(shared_.q[warpgroup], i % Query::kCount, &maps_.q, q_.full(), at.row_begin + 64 * warpgroup,
+                        at.head, at.batch);
     }
     q_.advance();
   }
@@ -123,8 +124,7 @@ class Producer {
     ring.expect(Key::kBytes);
 #pragma unroll
     for (int panel = 0; panel < Key::kCount; ++panel) {
-      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(stages[ring.stage()]) + panel * Key::kPanelBytes, map,
-                                   ring.full(), panel * Key::kColumns, block * Tile::kBlockN, head, batch);
+      load_panel<Key>(stages[ring.stage()], panel, map, ring.full(), block * Tile::kBlockN, head, batch);
     }
     ring.advance();
   }

@@ -80,14 +80,10 @@ __device__ void store_nothing(const ForwardParams& p, const RowTile& at) {
 // Rows that see no key at all are written at the start, and not among the tiles.
 template <class Element, class Tile>
 __device__ __noinline__ void store_unseen(const ForwardParams& p) {
-  const int blocks = blocks_of(p.shape.seqlen_q, Tile::kBlockM);
-  const int64_t tiles = int64_t{blocks} * p.shape.heads_q * p.shape.batch;
-  for (int64_t index = ptx::ctaid_x(); index < tiles; index += ptx::nctaid_x()) {
-    const int64_t flat_head = index / blocks;
-    const RowTile at{int(index % blocks) * Tile::kBlockM, int(flat_head % p.shape.heads_q),
-                     int(flat_head / p.shape.heads_q)};
-    const int row_end = min_of(at.row_begin + Tile::kBlockM, p.shape.seqlen_q);
-    const BlockRange keys = p.band.key_blocks(at.row_begin, row_end, p.shape.seqlen_k, Tile::kBlockN);
+  const unsigned tiles = row_tiles<Tile>(p);  // below 2^31: no overflow
+  for (unsigned index = ptx::ctaid_x(); index < tiles; index += ptx::nctaid_x()) {
+    const RowTile at = row_tile<Tile>(p, index);
+    const BlockRange keys = key_blocks<Tile>(p, at.row_begin);
     if (keys.end <= keys.begin) store_nothing<Element, Tile>(p, at);
   }
 }

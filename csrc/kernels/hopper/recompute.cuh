@@ -29,35 +29,30 @@ class Recompute {
 
  public:
   __device__ __forceinline__ Recompute(const ForwardParams& p, const ForwardMaps& maps, ForwardShared<Tile>& shared)
-      : p_(p), maps_(maps), shared_(shared), blocks_(blocks_of(p.shape.seqlen_q, Tile::kBlockM)) {}
+      : p_(p), maps_(maps), shared_(shared) {}
 
   // All consumers, each warp with whether it has left a mark.
   __device__ __forceinline__ void run(const bool marked) {
     if (marked && threadIdx.x % 32 == 0) shared_.marked = 1;
     sync();
     if (shared_.marked == 0) return;
-    const int tiles = blocks_ * p_.shape.heads_q * p_.shape.batch;  // fits, or nothing would have been launched
+    const int tiles = row_tiles<Tile>(p_);
     for (int first = 0; first < tiles; first += kThreads) {
       if (threadIdx.x == 0) shared_.found = INT_MAX;
       sync();
       const int index = first + int(threadIdx.x);
-      if (index < tiles && has_mark(tile_of(index))) atomicMin(&shared_.found, index);
+      if (index < tiles && has_mark(row_tile<Tile>(p_, index))) atomicMin(&shared_.found, index);
       sync();
       const int found = shared_.found;
       sync();
       if (found == INT_MAX) continue;
-      compute(tile_of(found));
+      compute(row_tile<Tile>(p_, found));
       first = found + 1 - kThreads;
     }
   }
 
  private:
   __device__ __forceinline__ static void sync() { ptx::bar_sync(1, kThreads); }
-
-  __device__ __forceinline__ RowTile tile_of(const int index) const {
-    const int flat_head = index / blocks_;
-    return {index % blocks_ * Tile::kBlockM, flat_head % p_.shape.heads_q, flat_head / p_.shape.heads_q};
-  }
 
   __device__ __forceinline__ bool has_mark(const RowTile& tile) const {
     const int last = min_of(tile.row_begin + Tile::kBlockM, p_.shape.seqlen_q);
@@ -72,18 +67,15 @@ class Recompute {
   __device__ __forceinline__ void load(const RowTile& tile, const int block, const bool first) const {
     const uint32_t barrier = ptx::shared_address(&shared_.recompute_barrier);
     ptx::mbarrier_arrive_expect_tx(barrier, 2 * Key::kBytes + (first ? Tile::kWarpgroups * Query::kBytes : 0));
-    const int kv_head = tile.head / p_.shape.group();
+    const int kv_head = tile.head / maps_.group;
     for (int panel = 0; panel < Key::kCount; ++panel) {
-      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(shared_.k[0]) + panel * Key::kPanelBytes, &maps_.k, barrier,
-                                   panel * Key::kColumns, block * kBlockN, kv_head, tile.batch);
-      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(shared_.v[0]) + panel * Key::kPanelBytes, &maps_.v, barrier,
-                                   panel * Key::kColumns, block * kBlockN, kv_head, tile.batch);
+      load_panel<Key>(shared_.k[0], panel, &maps_.k, barrier, block * kBlockN, kv_head, tile.batch);
+      load_panel<Key>(shared_.v[0], panel, &maps_.v, barrier, block * kBlockN, kv_head, tile.batch);
     }
     for (int i = 0; first && i < Tile::kWarpgroups * Query::kCount; ++i) {
-      const int warpgroup = i / Query::kCount, panel = i % Query::kCount;
-      ptx::cp_async_bulk_tensor_4d(ptx::shared_address(shared_.q[warpgroup]) + panel * Query::kPanelBytes, &maps_.q,
-                                   barrier, panel * Query::kColumns, tile.row_begin + 64 * warpgroup, tile.head,
-                                   tile.batch);
+      const int warpgroup = i / Query::kCount;
+      load_panel<Query>(shared_.q[warpgroup], i % Query::kCount, &maps_.q, barrier, tile.row_begin + 64 * warpgroup,
+                        tile.head, tile.batch);
     }
   }
 
@@ -149,7 +141,7 @@ class Recompute {
 
     __syncwarp();
     const auto* v = static_cast<const Element*>(p_.v) + tile.batch * p_.v_strides.batch +
-                    int64_t{tile.head / p_.shape.group()} * p_.v_strides.head;
+                    int64_t{tile.head / maps_.group} * p_.v_strides.head;
     const int row = mine.row_begin + warp_row;
 #pragma unroll 1
     for (int block = keys.begin; block < keys.end; ++block) {
@@ -163,7 +155,6 @@ class Recompute {
   const ForwardParams& p_;
   const ForwardMaps& maps_;
   ForwardShared<Tile>& shared_;
-  int blocks_;
   uint32_t parity_ = 0;
 };
 
