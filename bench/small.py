@@ -25,6 +25,7 @@ SHAPES = (
     (4, 256, 12, 64, True),
     (8, 128, 12, 64, False),
     (1, 8192, 8, 128, True),
+    (2, 8192, 16, 128, True),  # many tiles, as in a training step
 )
 
 

@@ -261,7 +261,7 @@ def test_by_section(host, blocks, heads, batches, up, bytes_per_head, cache):
     total, width = heads * batches, order[4]
     most = host.section_for(bytes_per_head, cache * 4 // 3, total)
     assert width <= most and math.ceil(total / width) == math.ceil(total / most)
-    tiles, expected = host.tile_order(*order), []
+    tiles, expected = host.tile_order(*order[:6]), []
     for first in range(0, total, width):
         for block in range(blocks) if up else range(blocks - 1, -1, -1):
             flat = range(first, min(first + width, total))
@@ -270,25 +270,54 @@ def test_by_section(host, blocks, heads, batches, up, bytes_per_head, cache):
     assert set(tiles) == set(product(range(blocks), range(heads), range(batches)))
 
 
-@examples
-@given(st.integers(0, 700), st.integers(1, 150))
-def test_fixed_shares_are_all_tiles(host, tiles, stride):
-    """One tile a round for each thread block; first and last change places in every round."""
+def shares(host, tiles, sweep, stride):
+    """The tiles of each thread block."""
     taken = []
     for first in range(stride):
         index, share = first, []
         while index < tiles:
-            assert index // stride == len(share)
             share.append(index)
-            index = host.tile_after(index, stride)
+            index = host.tile_after(tiles, sweep, index, stride)
+        taken.append(share)
+    return taken
+
+
+@examples
+@given(st.integers(0, 700), st.integers(1, 150))
+def test_fixed_shares_are_all_tiles(host, tiles, stride):
+    """One tile a round for each thread block; first and last change places in every round."""
+    taken = shares(host, tiles, 0, stride)
+    for share in taken:
+        assert [index // stride for index in share] == list(range(len(share)))
         assert all(a % stride + b % stride == stride - 1 for a, b in pairwise(share))
-        taken += share
-    assert sorted(taken) == list(range(tiles))
+    assert sorted(index for share in taken for index in share) == list(range(tiles))
+
+
+@examples
+@given(st.integers(0, 700), st.integers(1, 300), st.integers(1, 150))
+def test_fixed_shares_of_each_sweep_are_all_its_tiles(host, tiles, sweep, stride):
+    """Of a sweep (of several, if short) no thread block has two tiles more than another."""
+    taken = shares(host, tiles, sweep, stride)
+    assert sorted(index for share in taken for index in share) == list(range(tiles))
+    length = sweep if sweep >= stride else math.ceil(stride / sweep) * sweep
+    for begin in range(0, tiles, length):
+        counts = [sum(begin <= index < begin + length for index in share) for share in taken]
+        assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("blocks, heads", [(16, 256), (64, 32), (128, 16), (24, 60), (64, 8)])
+def test_fixed_shares_weigh_alike(host, blocks, heads):
+    """Causal tiles of several sections: the longest share is at most 4 % above the mean."""
+    order = host.by_section(blocks, heads, 1, False, 2 * 128 * blocks * 128 * 2, 50 << 20)
+    tiles, weights = host.tile_order(*order[:6]), []
+    for share in shares(host, blocks * heads, order[6], 132):
+        weights.append(sum(tiles[index][0] + 1 for index in share))
+    assert max(weights) <= 1.04 * sum(weights) / len(weights)
 
 
 def test_fixed_shares_of_the_most_tiles_do_not_wrap(host):
-    for tiles, stride in ((2**31 - 1, 132), (2**31 - 1, 2**16)):
-        assert tiles <= host.tile_after(tiles - 1, stride) < tiles + 2 * stride
+    for tiles, sweep, stride in product((2**31 - 1,), (0, 2**20, 2**31 - 2), (132, 2**16)):
+        assert tiles <= host.tile_after(tiles, sweep, tiles - 1, stride) < tiles + 2 * stride
 
 
 def test_kernel_head_dim(host):

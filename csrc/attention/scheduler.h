@@ -36,6 +36,7 @@ struct TileOrder {
   int blocks_per_phase;
   int heads_per_section;
   bool ascending;
+  unsigned sweep = 0;  // tiles from a longest to a shortest one, for after(); 0: all tiles are one sweep
 
   constexpr int64_t tiles() const { return int64_t{blocks} * heads * batches; }
 
@@ -55,8 +56,19 @@ struct TileOrder {
   }
 
   // For a grid of `stride` thread blocks that take more than one tile each: the tile after the one at `index`. The
-  // order turns round at the end of each round, so that the longest of one round meets the shortest of the next.
-  constexpr unsigned after(unsigned index, unsigned stride) const { return index + 2 * (stride - index % stride) - 1; }
+  // order turns round at the end of each round, so that the longest of one round meets the shortest of the next. Each
+  // sweep begins anew, the other way round: a round across the end of one would give some blocks its shortest tiles and
+  // others the longest of the next, time after time.
+  constexpr unsigned after(const unsigned index, const unsigned stride) const {
+    const unsigned all = unsigned(tiles());
+    // At least a tile for each block, so that all blocks begin in the first sweep and only the last one is short.
+    const unsigned length = sweep == 0 ? all : sweep < stride ? (stride + sweep - 1) / sweep * sweep : sweep;
+    const unsigned end = least(index / length * length + length, all);
+    const unsigned place = index % length, column = place % stride;
+    const unsigned next = index + 2 * (stride - column) - 1;
+    if (next < end || end == all) return next;
+    return end + (place / stride % 2 == 0 ? stride - 1 - column : column);
+  }
 
   // For persistent thread blocks, which draw their tiles: all blocks of a section of heads, longest first, then the
   // next section. No phases: the short blocks at the end of one section and the long ones of the next overlap.
@@ -65,8 +77,8 @@ struct TileOrder {
     const int64_t total = int64_t{heads} * batches;
     const int64_t most = section_for(bytes_per_head, l2_bytes * 4 / 3, total);
     const int64_t sections = total > 0 ? (total + most - 1) / most : 1;
-    return {blocks,   heads, batches, blocks > 0 ? blocks : 1, int(total > 0 ? (total + sections - 1) / sections : 1),
-            ascending};
+    const int width = int(total > 0 ? (total + sections - 1) / sections : 1);
+    return {blocks, heads, batches, blocks > 0 ? blocks : 1, width, ascending, unsigned(blocks) * width};
   }
 
   static constexpr TileOrder even(int blocks, int heads, int batches) {

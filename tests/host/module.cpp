@@ -133,9 +133,11 @@ PYBIND11_MODULE(flash_cuda_host, m) {
   // The arguments of tile_order.
   m.def("by_section", [](int blocks, int heads, int batches, bool ascending, int64_t bytes_per_head, int64_t cache) {
     const auto o = TileOrder::by_section(blocks, heads, batches, ascending, bytes_per_head, cache);
-    return std::tuple(o.blocks, o.heads, o.batches, o.blocks_per_phase, o.heads_per_section, o.ascending);
+    return std::tuple(o.blocks, o.heads, o.batches, o.blocks_per_phase, o.heads_per_section, o.ascending, o.sweep);
   });
-  m.def("tile_after", [](unsigned index, unsigned stride) { return TileOrder{}.after(index, stride); });
+  m.def("tile_after", [](unsigned tiles, unsigned sweep, unsigned index, unsigned stride) {
+    return TileOrder{int(tiles), 1, 1, 1, 1, false, sweep}.after(index, stride);
+  });
   m.def("paper_block_sizes", [](int sram, int head_dim) {
     const auto sizes = flash_cuda::paper_block_sizes(sram, head_dim);
     return std::pair(sizes.rows, sizes.columns);

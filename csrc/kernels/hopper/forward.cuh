@@ -59,6 +59,7 @@ class Consumer {
         q_(shared.q_barriers),
         k_(shared.k_barriers),
         v_(shared.v_barriers),
+        note_read_(shared.note_barriers),
         softmax_(p.scale * kLog2e) {}
 
   // All tiles of the thread block. True if this warp has marked rows.
@@ -89,6 +90,7 @@ class Consumer {
   __device__ __forceinline__ bool next_tile() {
     q_.wait_full();
     const TileNote note = note_;
+    ptx::mbarrier_arrive(note_read_.empty());  // every lane
     tile_ = note.rows;
     if (tile_.row_begin < 0) return false;
     tile_.row_begin += 64 * warpgroup_;
@@ -210,7 +212,7 @@ class Consumer {
   // S is there: K, and after the last block Q, go back to the producer; masks.
   __device__ __forceinline__ void begin_block(const Block& b) {
     give_back(b.k);
-    if (b.closes) ptx::mbarrier_arrive(b.q);  // every lane, each of which has read the note that goes back with Q
+    if (b.closes) give_back(b.q);
     if (b.partial) {
       mask_sides<64>(s_[0], p_.band, b.row_begin, threadIdx.x % 128 / 32 * 16, b.first_key, p_.shape.seqlen_k);
     }
@@ -229,6 +231,7 @@ class Consumer {
   int warpgroup_;
   uint32_t q_tile_, k_tiles_, v_tiles_;
   tile::RingCursor<1> q_;
+  tile::RingCursor<1> note_read_;
   tile::RingCursor<Tile::kStages> k_, v_;
   RowTile tile_;
   int block_, first_block_;  // at hand; the last one of the tile that this warpgroup looks at
@@ -253,7 +256,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
 
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
-    shared.q_barriers.init(32 * kWarps);
+    shared.q_barriers.init(kWarps);
+    shared.note_barriers.init(32 * kWarps);
     shared.k_barriers.init(kWarps);
     shared.v_barriers.init(kWarps);
     ptx::mbarrier_init(ptx::shared_address(&shared.recompute_barrier), 1);

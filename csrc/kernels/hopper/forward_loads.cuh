@@ -34,6 +34,7 @@ struct ForwardShared {
   unsigned char k[Tile::kStages][Key::kBytes];
   unsigned char v[Tile::kStages][Key::kBytes];
   tile::RingBarriers<1> q_barriers;
+  tile::RingBarriers<1> note_barriers;  // of which `full` is not used: the note comes with Q
   tile::RingBarriers<Tile::kStages> k_barriers;
   tile::RingBarriers<Tile::kStages> v_barriers;
   uint64_t recompute_barrier;
@@ -69,7 +70,8 @@ class Producer {
         note_(note),
         q_(shared.q_barriers),
         k_(shared.k_barriers),
-        v_(shared.v_barriers) {}
+        v_(shared.v_barriers),
+        note_read_(shared.note_barriers) {}
 
   __device__ void run(const ForwardParams& p, const TileOrder& order, WorkQueue* queue) {
     TileDraw draw(order, queue);
@@ -102,7 +104,9 @@ class Producer {
  private:
   __device__ void announce(const TileNote& note, const int bytes) {
     q_.wait_empty();
+    note_read_.wait_empty();
     note_ = note;
+    note_read_.advance();
     q_.expect(bytes);
   }
 
@@ -133,6 +137,7 @@ class Producer {
   ForwardShared<Tile>& shared_;
   TileNote& note_;
   tile::RingCursor<1> q_;
+  tile::RingCursor<1> note_read_;
   tile::RingCursor<Tile::kStages> k_, v_;
 };
 
