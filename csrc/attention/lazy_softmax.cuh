@@ -1,7 +1,7 @@
 // Online softmax that follows the row maximum only as closely as it must, for kernels in which finding the maximum of
 // every block would hold up the tensor cores. Same letters as softmax.cuh: m and l per row, normalised once at the end.
 //
-//   the first block in which a row sees a key:  m = its maximum there
+//   the first block in which a row sees a key:  m = its maximum there, or more if it sees few
 //   every block:                                P = exp(S - m);  l = l + rowsum P
 //   rarely, where rowsum P came out large:      m = the maximum of this block; P, l, O are divided by its p
 //
@@ -106,7 +106,6 @@ class LazySoftmax {
   __device__ __forceinline__ float lse(const int r) const {
     return sum_[r] == 0.f ? -INFINITY : max_[r] * kLn2 + logf(sum_[r]);
   }
-
   // p left the range of float32: what row half r has summed up is worthless.
   __device__ __forceinline__ bool overflowed(const int r) const { return max_[r] == INFINITY; }
 
@@ -114,6 +113,10 @@ class LazySoftmax {
   // Of a lane's part of a row and block: more than it can be while no p exceeds 1, so that m stays where scores are
   // alike, and far inside the range of float16.
   static constexpr float kLargeSum = 64.f;
+
+  // For rows that see no more than the first 8 keys of their first block: m by so few would soon have to move. A whole
+  // number, so that p of their maximum is not rounded either.
+  static constexpr float kHeadroom = 3.f;
 
   // Beyond it 1 / p would be lost as a subnormal number.
   __device__ __forceinline__ static bool is_overflow(const float p) { return p > 0x1p120f; }
@@ -129,7 +132,9 @@ class LazySoftmax {
   __device__ __forceinline__ void anchor(const float (&s)[NTiles][4]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float block_max = row_max<NTiles>(s, r) * scale_log2_;  // all lanes take part in it
+      const float left = quad_max(fmaxf(s[0][2 * r], s[0][2 * r + 1]));  // all lanes take part in both
+      const float right = row_max<NTiles, 1>(s, r);
+      const float block_max = fmaf(fmaxf(left, right), scale_log2_, right == -INFINITY ? kHeadroom : 0.f);
       max_[r] = max_[r] == -INFINITY ? block_max : max_[r];
     }
     settled_ = __all_sync(0xffffffffu, max_[0] != -INFINITY && max_[1] != -INFINITY);
@@ -137,10 +142,9 @@ class LazySoftmax {
 
   float scale_log2_;
   float max_[2];
-  float sum_[2];        // this lane's part until finish()
-  float block_sum_[2];  // of the last block
-  float factor_[2];     // of rebase()
-  bool settled_;        // every row of the warp has an m
+  float sum_[2], block_sum_[2];  // of all blocks and of the last; this lane's part until finish()
+  float factor_[2];              // of rebase()
+  bool settled_;                 // every row of the warp has an m
 };
 
 }  // namespace flash_cuda

@@ -24,12 +24,13 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// The maximum of row half `half` (0: rows 0..7, 1: rows 8..15) of a 16-row tile of scores: the quad's row.
-template <int NTiles>
+// The maximum of row half `half` (0: rows 0..7, 1: rows 8..15) of a 16-row tile of scores from column 8 * First on: the
+// quad's row.
+template <int NTiles, int First = 0>
 __device__ __forceinline__ float row_max(const float (&s)[NTiles][4], const int half) {
-  float x = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+  float x = fmaxf(s[First][2 * half], s[First][2 * half + 1]);
 #pragma unroll
-  for (int n = 1; n < NTiles; ++n) x = fmaxf(x, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+  for (int n = First + 1; n < NTiles; ++n) x = fmaxf(x, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
   return quad_max(x);
 }
 
