@@ -73,7 +73,8 @@ def forward_kernel(device: str) -> tuple[str, str]:
 
 def _kernels(index: int) -> Finding:
     forward, why = forward_kernel(f"cuda:{index}")
-    text = f'GPU {index}: kernel "auto" takes {forward} forward, v2 backward'
+    backward = "hopper up to head_dim 128, else v2," if forward == "hopper" else "v2"
+    text = f'GPU {index}: kernel "auto" takes {forward} forward, {backward} backward'
     return Finding(True, f"{text} ({why})" if why else text)
 
 

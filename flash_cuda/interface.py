@@ -22,7 +22,7 @@ def attention(
     """Exact attention softmax(scale q k^T) v in O(seqlen) memory, differentiable in q, k, v, lse.
 
     FlashAttention-2 (Dao, 2023), section 3.1, algorithms 1 and 2; kernel="v1": FlashAttention (Dao
-    et al., 2022), algorithms 1 and 4; kernel="hopper": the first of these algorithms on wgmma and
+    et al., 2022), algorithms 1 and 4; kernel="hopper": FlashAttention-2's algorithms on wgmma and
     TMA, as FlashAttention-3 (Shah et al., 2024) does it.
 
     Args:
@@ -37,8 +37,8 @@ def attention(
         deterministic: True makes the gradients bitwise repeatable; otherwise they are when
             torch.use_deterministic_algorithms(True) is on. The forward always is.
         kernel: "auto" (on CUDA hopper where it runs, else v2; the reference on the CPU), "hopper"
-            (compute capability 9.0; its gradients are v2's), "v2", "reference", or on CUDA for
-            head_dim up to 128 "v1" and the corners of the lab (docs/lab.md),
+            (compute capability 9.0; above head_dim 128 its gradients are v2's), "v2", "reference",
+            or on CUDA for head_dim up to 128 "v1" and the corners of the lab (docs/lab.md),
             "<kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>"; other corners than v1 are
             forward only. "/48KB", "/99KB", "/163KB" or "/227KB" behind such a name is the shared
             memory that its block sizes come from.

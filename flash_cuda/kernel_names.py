@@ -21,8 +21,9 @@ LAB_BUDGETS = tuple(f"{kilobytes}KB" for kilobytes in BUDGETS_KB)
 LAB_MAX_HEAD_DIM = 128
 # What an error lists as available.
 CPU_KERNELS = "auto, reference"
-CUDA_BACKWARDS = "auto, v2, v1[/<M>KB]"
+HOPPER_BACKWARD_MAX_HEAD_DIM = 128
 # Of any GPU: the CUDA op leaves hopper out where it does not run.
+CUDA_BACKWARDS = "auto, hopper, v2, v1[/<M>KB]"
 CUDA_FORWARDS = (
     "auto, hopper, v2, v1[/<M>KB], <kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]"
 )
@@ -37,9 +38,9 @@ def lab_kernel(kernel: str) -> tuple[str, str] | None:
 
 
 def forward_only(kernel: str) -> bool:
-    """Whether `kernel` has no backward: hopper, and the corners of the lab but v1."""
+    """Whether `kernel` has no backward: the corners of the lab but v1."""
     lab = lab_kernel(kernel)
-    return kernel == "hopper" or (lab is not None and lab[0] not in ("v1", V1))
+    return lab is not None and lab[0] not in ("v1", V1)
 
 
 def gradient_kernel(kernel: str) -> str:
@@ -77,7 +78,11 @@ def check(op: str, kernel: str, device: str, head_dim: int) -> None:
         _refuse(op, kernel, why, "auto, v2", NotImplementedError)
 
 
-def check_backward(op: str, kernel: str) -> None:
-    """Refuses a kernel that has no backward; to be called after check()."""
+def check_backward(op: str, kernel: str, head_dim: int) -> None:
+    """Refuses a kernel that has no backward for it; to be called after check()."""
     if forward_only(kernel):
         _refuse(op, kernel, "is forward only", CUDA_BACKWARDS, NotImplementedError)
+    if kernel == "hopper" and head_dim > HOPPER_BACKWARD_MAX_HEAD_DIM:
+        most = HOPPER_BACKWARD_MAX_HEAD_DIM
+        why = f"has a backward for head_dim from 1 to {most}, got {head_dim}"
+        _refuse(op, kernel, why, "auto, v2", NotImplementedError)

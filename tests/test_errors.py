@@ -14,7 +14,6 @@ from tests.conftest import make_inputs
 CASE = Case(5, 7, 6, 2, 64, *CAUSAL, torch.float16)
 # Python's checks raise the specific kind, those of the CUDA op RuntimeError: the text is the same.
 ERRORS = (RuntimeError, ValueError, TypeError)
-BACKWARDS = "auto, v2, v1[/<M>KB]"
 CORNERS = "<kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]"
 
 
@@ -22,10 +21,9 @@ def available(op, device):
     """What an error lists on a machine whose GPU, if it has one, is GPU 0."""
     if device == "cpu":
         return "auto, reference"
-    if op == "flash_cuda.bwd":
-        return BACKWARDS
     first = doctor.forward_kernel("cuda")[0] if torch.cuda.is_available() else "hopper"
-    return f"auto, {'hopper, ' * (first == 'hopper')}v2, v1[/<M>KB], {CORNERS}"
+    names = f"auto, {'hopper, ' * (first == 'hopper')}v2, v1[/<M>KB]"
+    return names if op == "flash_cuda.bwd" else f"{names}, {CORNERS}"
 
 
 INPUT_ERRORS = {
@@ -172,10 +170,17 @@ def check_lab_errors(device, raised):
             assert fails(op, f'kernel "{kernel}" {text}', call, kernel) is raised(kind)
     backward = forward_and_backward(device, 64)["flash_cuda.bwd"]
     corners = [name + budget for name in FORWARD_ONLY for budget in ("", "/99KB")]
-    for kernel in ("hopper", *corners):
-        text = f'kernel "{kernel}" is forward only; available here: {BACKWARDS}'
+    for kernel in corners:
+        here = available("flash_cuda.bwd", device)
+        text = f'kernel "{kernel}" is forward only; available here: {here}'
         kind = fails("flash_cuda.bwd", text, backward, kernel)
         assert kind is raised(NotImplementedError)
+    backward = forward_and_backward(device, 136)["flash_cuda.bwd"]
+    text = (
+        'kernel "hopper" has a backward for head_dim from 1 to 128, got 136; '
+        "available here: auto, v2"
+    )
+    assert fails("flash_cuda.bwd", text, backward, "hopper") is raised(NotImplementedError)
 
 
 @pytest.mark.gpu
@@ -200,11 +205,13 @@ def test_lab_kernels_on_fakes(device):
 
 @pytest.mark.parametrize("device", ["cuda", "meta"])
 def test_hopper_on_fakes(device):
-    """A fake tensor has no GPU that could refuse the forward."""
+    """A fake tensor has no GPU that could refuse the call."""
     with torch._subclasses.FakeTensorMode():
         forward = forward_and_backward(device, 256)["flash_cuda.fwd"]
         assert forward("hopper")[0].shape == (2, 5, 6, 256)
-    assert kernel_names.forward_only("hopper") and kernel_names.gradient_kernel("hopper") == "auto"
+        backward = forward_and_backward(device, 128)["flash_cuda.bwd"]
+        assert backward("hopper")[0].shape == (2, 5, 6, 128)
+    assert kernel_names.gradient_kernel("hopper") == "auto"
     assert kernel_names.gradient_kernel("v1/99KB") == "v1/99KB"
 
 

@@ -50,6 +50,15 @@ __device__ __forceinline__ uint4 without_nonfinite(uint4 chunk) {
   return chunk;
 }
 
+template <class Element>
+__device__ __forceinline__ bool has_nonfinite(const uint4 chunk) {
+  bool found = false;
+  for (const uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w}) {
+    found |= is_nonfinite<Element>(pair) || is_nonfinite<Element>(pair >> 16);
+  }
+  return found;
+}
+
 // Replaces every NaN and infinity of a shared tile by 0. All `Threads` threads of the block call it, between their
 // other accesses.
 template <class Element, int Rows, int Columns, int Threads>
@@ -70,10 +79,7 @@ __device__ bool has_nonfinite(const uint32_t shared_tile) {
   bool found = false;
 #pragma unroll 4
   for (int i = threadIdx.x; i < Rows * Columns / tile::kChunkElements; i += Threads) {
-    const uint4 chunk = ptx::ld_shared_v4(shared_tile + i * tile::kChunkBytes);
-    for (const uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w}) {
-      found |= is_nonfinite<Element>(pair) || is_nonfinite<Element>(pair >> 16);
-    }
+    found |= has_nonfinite<Element>(ptx::ld_shared_v4(shared_tile + i * tile::kChunkBytes));
   }
   return __syncthreads_or(found);
 }

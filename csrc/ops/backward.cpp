@@ -45,10 +45,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& q,
   if (dlse.has_value()) check_rows(kOp, "dlse", *dlse, q);
   const Band band = check_window(kOp, given, window_left, window_right);
   const float score_scale = check_scale(kOp, scale, given.head_dim);
-  const bool is_v1 = check_backward_kernel(kOp, kernel, given.head_dim);
   const int device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const DeviceLimits limits = device_limits(kOp, device);
+  const KernelFamily family = check_backward_kernel(kOp, kernel, given.head_dim, limits);
 
   Shape shape = given;
   shape.head_dim = padded_head_dim(given.head_dim);
@@ -56,12 +56,15 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& q,
   const Tensor dk = allocate_gradient(need_dk, k, shape.head_dim);
   const Tensor dv = allocate_gradient(need_dv, v, shape.head_dim);
   if (need_dq || need_dk || need_dv) {
-    const Tensor q_rows = readable(q), k_rows = readable(k), v_rows = readable(v);
-    const Tensor out_rows = readable(out), dout_rows = readable(dout);
+    const auto rows_of = family == KernelFamily::hopper ? readable_by_tma : readable;
+    const Tensor q_rows = rows_of(q), k_rows = rows_of(k), v_rows = rows_of(v);
+    const Tensor out_rows = readable(out), dout_rows = rows_of(dout);
     const Tensor lse_rows = torch::stable::contiguous(lse);
     const Tensor dlse_rows = dlse.has_value() ? torch::stable::contiguous(*dlse) : lse_rows;
-    const LabKernels* v1 = is_v1 ? &lab_kernels(kOp) : nullptr;
+    const LabKernels* v1 = family == KernelFamily::lab ? &lab_kernels(kOp) : nullptr;
+    const bool is_hopper = family == KernelFamily::hopper;
     const BackwardWorkspace workspace = v1 != nullptr ? BackwardWorkspace{v1->v1_backward_workspace(shape, limits), 0}
+                                        : is_hopper   ? hopper_backward_workspace(shape)
                                                       : v2_backward_workspace(shape, limits);
     const Tensor accumulator = allocate(q, {need_dq ? workspace.dq_accumulator : 0}, aoti_torch_dtype_float32());
     const Tensor row_delta = allocate(q, {shape.batch, shape.heads_q, shape.seqlen_q}, aoti_torch_dtype_float32());
@@ -95,6 +98,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dout, const Tensor& q,
     const cudaStream_t stream = current_stream(device);
     if (v1 != nullptr) {
       check_cuda(kOp, v1->v1_backward(is_half, params, limits, stream));
+    } else if (is_hopper) {
+      check_cuda(kOp, (is_half ? launch_hopper_backward<__half> : launch_hopper_backward<__nv_bfloat16>)(params, limits,
+                                                                                                         stream));
     } else {
       check_cuda(kOp,
                  (is_half ? launch_v2_backward<__half> : launch_v2_backward<__nv_bfloat16>)(params, limits, stream));

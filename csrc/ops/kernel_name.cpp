@@ -5,6 +5,7 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "kernels/hopper/config.h"
 #include "ops/checks.h"
 #include "ops/device.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 // What an error lists as available.
 constexpr const char* kBackwards = "auto, v2, v1[/<M>KB]";
+constexpr const char* kBackwardsOnHopper = "auto, hopper, v2, v1[/<M>KB]";
 constexpr const char* kForwards = "auto, v2, v1[/<M>KB], <kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]";
 constexpr const char* kForwardsOnHopper =
     "auto, hopper, v2, v1[/<M>KB], <kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]";
@@ -85,12 +87,24 @@ ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, co
   return {KernelFamily::lab, lab};
 }
 
-bool check_backward_kernel(const char* op, const std::string& kernel, const int head_dim) {
-  if (kernel == "auto" || kernel == "v2") return false;
-  if (kernel == "hopper" || !is_v1(parse_lab(op, kernel, head_dim, kBackwards))) {
-    refuse(op, kernel, "is forward only", kBackwards);
+KernelFamily check_backward_kernel(const char* op, const std::string& kernel, const int head_dim,
+                                   const DeviceLimits& limits) {
+  if (kernel == "v2") return KernelFamily::v2;
+  const bool served = head_dim <= hopper::kMostBackwardHeadDim;
+  if (kernel == "auto") return served && hopper_runs(limits) ? KernelFamily::hopper : KernelFamily::v2;
+  if (kernel == "hopper") {
+    if (!served) {
+      refuse(op, kernel,
+             "has a backward for head_dim from 1 to " + std::to_string(hopper::kMostBackwardHeadDim) + ", got " +
+                 std::to_string(head_dim),
+             "auto, v2");
+    }
+    if (!hopper_runs(limits)) refuse(op, kernel, why_hopper_does_not_run(limits), kBackwards);
+    return KernelFamily::hopper;
   }
-  return true;
+  const char* available = hopper_runs(limits) ? kBackwardsOnHopper : kBackwards;
+  if (!is_v1(parse_lab(op, kernel, head_dim, available))) refuse(op, kernel, "is forward only", available);
+  return KernelFamily::lab;
 }
 
 const LabKernels& lab_kernels(const char* op) {

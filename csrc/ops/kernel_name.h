@@ -19,8 +19,8 @@ struct ForwardKernel {
 // calls that the kernel cannot serve, are refused in words.
 ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, int head_dim, const DeviceLimits& limits);
 
-// Whether the name stands for v1; else it is v2.
-bool check_backward_kernel(const char* op, const std::string& kernel, int head_dim);
+// The same for a backward; of family lab it is v1.
+KernelFamily check_backward_kernel(const char* op, const std::string& kernel, int head_dim, const DeviceLimits& limits);
 
 // The kernels of flash_cuda._lab, which the first call loads.
 const LabKernels& lab_kernels(const char* op);

@@ -17,6 +17,12 @@ __device__ __forceinline__ void cp_async_ca_4(const uint32_t shared, const void*
                : "memory");
 }
 
+// Arrives at `barrier`, as one of the arrivals that it counts, when this thread's copies so far have come (sm_80 and
+// later).
+__device__ __forceinline__ void cp_async_arrive(const uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `Pending` of this thread's groups are under way.

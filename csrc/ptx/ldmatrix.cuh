@@ -20,4 +20,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const uint32
                : "memory");
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The way back (sm_90 and later): four 8 x 8 matrices, the rows of the i-th at the addresses of lanes 8 i to 8 i + 7.
+__device__ __forceinline__ void stmatrix_x4(const uint32_t row, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+#endif
+
 }  // namespace flash_cuda::ptx

@@ -14,11 +14,11 @@ struct RingBarriers {
   uint64_t full[Stages];
   uint64_t empty[Stages];
 
-  // One thread, before any other uses the ring. `consumers` release a stage, each once.
-  __device__ void init(const int consumers) {
+  // One thread, before any other uses the ring. `consumers` release a stage, each once; `producers` fill it.
+  __device__ void init(const int consumers, const int producers = 1) {
 #pragma unroll
     for (int i = 0; i < Stages; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&full[i]), producers);
       ptx::mbarrier_init(ptx::shared_address(&empty[i]), consumers);
     }
   }

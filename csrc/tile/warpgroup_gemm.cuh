@@ -35,6 +35,36 @@ __device__ __forceinline__ void multiply_rows_by_rows(float (&acc)[Blocks][4], c
   }
 }
 
+// acc (64 x N) = A B^T as above; A is 64 of the RowsA rows of its tile, from row `first_row` (a multiple of 8) on.
+template <class Element, int Depth, int RowsA, int Blocks>
+__device__ __forceinline__ void multiply_some_rows_by_rows(float (&acc)[Blocks][4], const uint32_t a,
+                                                           const int first_row, const uint32_t b) {
+  constexpr int kN = 8 * Blocks;
+  using A = Panels<RowsA, Depth>;
+  using B = Panels<kN, Depth>;
+  const uint32_t first_a = descriptor_base<A>(a + first_row * A::kRowBytes), first_b = descriptor_base<B>(b);
+#pragma unroll
+  for (int step = 0; step < Depth / 16; ++step) {
+    ptx::Wgmma<Element, kN, 0, 0>::shared_a(acc, descriptor<A>(first_a, A::column_step(step)),
+                                            descriptor<B>(first_b, B::column_step(step)), step > 0);
+  }
+}
+
+// acc (64 x N) = A^T B; A (Depth x 64) is one panel of a tile of AColumns, B (Depth x N) panels of one of BColumns,
+// both with rows along the contraction.
+template <class Element, int Depth, int AColumns, int BColumns, int Blocks>
+__device__ __forceinline__ void multiply_columns_by_columns(float (&acc)[Blocks][4], const uint32_t a,
+                                                            const uint32_t b) {
+  using A = Panels<Depth, AColumns>;
+  using B = Panels<Depth, BColumns>;
+  const uint32_t first_a = descriptor_base<A>(a), first_b = descriptor_base<B>(b);
+#pragma unroll
+  for (int step = 0; step < Depth / 16; ++step) {
+    ptx::Wgmma<Element, 8 * Blocks, 1, 1>::shared_a(acc, descriptor<A>(first_a, A::row_step(step)),
+                                                    descriptor<B>(first_b, B::row_step(step)), step > 0);
+  }
+}
+
 // acc (64 x N) = or += A B; A (64 x 16 Steps) in registers as wgmma wants it, B (16 Steps x N) in shared memory as rows
 // of N elements.
 template <class Element, int Steps, int Blocks>

@@ -4,6 +4,9 @@
 
 namespace flash_cuda::hopper {
 
+// The swizzle of the widest panels repeats every 1024 bytes; dynamic shared memory may start anywhere.
+inline constexpr int kSharedAlignment = 1024;
+
 // Forward: Warpgroups x 64 queries by BlockN keys, Stages blocks each of K and V in shared memory at a time. One thread
 // block fills a multiprocessor: its warpgroups, and one more for the thread that loads. Of those of a single warpgroup,
 // which come with one warp for that thread, two share a multiprocessor where their shared memory allows it.
@@ -58,5 +61,36 @@ template <>
 struct ForwardTiles<192> : TileChoice<ForwardTile<192, 2, 96, 2>> {};
 template <>
 struct ForwardTiles<256> : TileChoice<ForwardTile<256, 2, 64, 2>> {};
+
+// Backward: a thread block has 128 keys, 64 for each of two warpgroups, and walks over blocks of BlockM queries, Stages
+// of them in shared memory at a time. A third warpgroup loads, and gives its registers to the others.
+template <int HeadDim, int BlockM, int Stages>
+struct BackwardTile {
+  static constexpr int kHeadDim = HeadDim;
+  static constexpr int kBlockM = BlockM;
+  static constexpr int kBlockN = 128;
+  static constexpr int kStages = Stages;
+  static constexpr int kConsumerThreads = 256;
+  static constexpr int kThreads = kConsumerThreads + 128;
+  static constexpr int kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 24;
+  // How the warpgroups share a block of dQ: 64 rows each, or 64 columns each.
+  static constexpr bool kSplitsRows = BlockM == 128;
+  static_assert(kSplitsRows ? HeadDim == 64 : HeadDim == 128 && BlockM == 64, "64 columns of dQ in registers");
+};
+
+// The largest head dim with a backward.
+inline constexpr int kMostBackwardHeadDim = 128;
+
+template <int HeadDim>
+struct BackwardTiles;
+template <>
+struct BackwardTiles<64> {
+  using Tile = BackwardTile<64, 128, 2>;
+};
+template <>
+struct BackwardTiles<128> {
+  using Tile = BackwardTile<128, 64, 2>;
+};
 
 }  // namespace flash_cuda::hopper

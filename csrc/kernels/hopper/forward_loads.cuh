@@ -7,6 +7,7 @@
 
 #include "attention/params.h"
 #include "attention/tile_draw.cuh"
+#include "kernels/hopper/config.h"
 #include "kernels/hopper/rows.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -22,9 +23,6 @@ struct ForwardMaps {
   CUtensorMap v;
   int group;  // heads_q / heads_kv, divided on the host
 };
-
-// The swizzle of the widest panels repeats every 1024 bytes; dynamic shared memory may start anywhere.
-inline constexpr int kSharedAlignment = 1024;
 
 template <class Tile>
 struct ForwardShared {

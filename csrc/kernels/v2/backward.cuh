@@ -243,9 +243,10 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
         ptx::cp_async_commit_group();  // waited for, like Q and dO, at the top of the loop
       }
       const DqAccumulator<Tile> accumulator(p, work.batch, at.head, at.block);
-      accumulator.wait_turn(p, shared.key_block);
+      const auto sync = [] { __syncthreads(); };
+      accumulator.wait_turn(p, shared.key_block, sync);
       accumulator.add(dq, dq_row, dq_dim);
-      accumulator.pass_turn(p);
+      accumulator.pass_turn(p, sync);
     }
     if constexpr (Tile::kStages == 1) {
       __syncthreads();  // the one stage is free again

@@ -1,6 +1,6 @@
 // The float32 sum of dQ in global memory, one tile of BlockM x HeadDim per block of queries. Inside a tile the elements
 // lie in the order of the accumulator registers, so that a warp's reduction touches whole lines; v2/backward_rows.cuh
-// puts them back in rows.
+// puts them back in rows. The Hopper backward's sum, too.
 #pragma once
 
 #include <cstdint>
@@ -77,8 +77,9 @@ class DqAccumulator {
   // blocks, and thread blocks start in the order of their numbers, so whoever is waited for runs. (CUDA does not
   // promise that order; every device so far keeps it.)
   //
-  // kv_block: this thread block's, read by thread 0.
-  __device__ void wait_turn(const BackwardParams& p, const int& kv_block) const {
+  // kv_block: this thread block's, read by thread 0. sync: a barrier of the threads that add.
+  template <class Sync>
+  __device__ void wait_turn(const BackwardParams& p, const int& kv_block, const Sync& sync) const {
     if (p.turns == nullptr) return;
     const int row_begin = block_ * Tile::kBlockM;
     const BlockRange contributors = p.band.key_blocks(row_begin, min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q),
@@ -86,15 +87,16 @@ class DqAccumulator {
     if (threadIdx.x == 0) {
       while (ptx::ld_acquire(p.turns + index_) != contributors.end - 1 - kv_block) __nanosleep(64);
     }
-    __syncthreads();
+    sync();
   }
 
   __device__ void reset_turn(const BackwardParams& p) const { p.turns[index_] = 0; }
 
-  __device__ void pass_turn(const BackwardParams& p) const {
+  template <class Sync>
+  __device__ void pass_turn(const BackwardParams& p, const Sync& sync) const {
     if (p.turns == nullptr) return;
     __threadfence();
-    __syncthreads();
+    sync();
     if (threadIdx.x == 0) ptx::red_release_add(p.turns + index_, 1);
   }
 
