@@ -37,7 +37,7 @@ def attention(
         deterministic: True makes the gradients bitwise repeatable; otherwise they are when
             torch.use_deterministic_algorithms(True) is on. The forward always is.
         kernel: "auto" (on CUDA hopper where it runs, else v2; the reference on the CPU), "hopper"
-            (compute capability 9.0; above head_dim 128 its gradients are v2's), "v2", "reference",
+            (compute capability 9.0; its gradients are those of "auto"), "v2", "reference",
             or on CUDA for head_dim up to 128 "v1" and the corners of the lab (docs/lab.md),
             "<kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>"; other corners than v1 are
             forward only. "/48KB", "/99KB", "/163KB" or "/227KB" behind such a name is the shared

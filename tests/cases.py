@@ -137,7 +137,7 @@ class SmallGpu(str):
 CPU_KERNELS = ("reference",)
 FORWARD_KERNELS = ("hopper", "v2", "v1")
 WHOLE_AND_SMALL = (*FORWARD_KERNELS, SmallGpu("hopper"))
-BACKWARD_KERNELS = ("hopper", "v2", "v1")  # a head dim that hopper's does not serve is v2's
+BACKWARD_KERNELS = ("hopper", "v2", "v1")  # as "auto" takes it: some head dims are v2's
 V1_MAX_HEAD_DIM = 128
 
 CPU = pytest.param("cpu", id="cpu")

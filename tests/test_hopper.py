@@ -277,6 +277,8 @@ def test_backward_thirty_times(head_dim, band):
     expected = flash_cuda.bwd(*arguments, kernel="hopper", deterministic=True, **options)
     for _ in range(30):
         poison("cuda")
+        same(flash_cuda.bwd(*arguments, kernel="hopper", deterministic=True, **options), expected)
+    if head_dim in (64, 128):
         same(flash_cuda.bwd(*arguments, kernel="auto", deterministic=True, **options), expected)
     plain = flash_cuda.bwd(*arguments, kernel="hopper", **options)
     other = flash_cuda.bwd(*arguments, kernel="v2", **options)

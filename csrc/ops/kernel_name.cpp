@@ -90,10 +90,11 @@ ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, co
 KernelFamily check_backward_kernel(const char* op, const std::string& kernel, const int head_dim,
                                    const DeviceLimits& limits) {
   if (kernel == "v2") return KernelFamily::v2;
-  const bool served = head_dim <= hopper::kMostBackwardHeadDim;
-  if (kernel == "auto") return served && hopper_runs(limits) ? KernelFamily::hopper : KernelFamily::v2;
+  if (kernel == "auto") {
+    return hopper::is_own_backward_head_dim(head_dim) && hopper_runs(limits) ? KernelFamily::hopper : KernelFamily::v2;
+  }
   if (kernel == "hopper") {
-    if (!served) {
+    if (head_dim > hopper::kMostBackwardHeadDim) {
       refuse(op, kernel,
              "has a backward for head_dim from 1 to " + std::to_string(hopper::kMostBackwardHeadDim) + ", got " +
                  std::to_string(head_dim),

@@ -19,7 +19,7 @@ struct ForwardKernel {
 // calls that the kernel cannot serve, are refused in words.
 ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, int head_dim, const DeviceLimits& limits);
 
-// The same for a backward; of family lab it is v1.
+// The same for a backward, where "auto" depends on the head dim too; of family lab it is v1.
 KernelFamily check_backward_kernel(const char* op, const std::string& kernel, int head_dim, const DeviceLimits& limits);
 
 // The kernels of flash_cuda._lab, which the first call loads.

@@ -82,6 +82,12 @@ struct BackwardTile {
 // The largest head dim with a backward.
 inline constexpr int kMostBackwardHeadDim = 128;
 
+// Head dims that "auto" gives to it: those that v2 has no narrower tile for, so that the sum of
+// dQ takes no more memory than v2's.
+constexpr bool is_own_backward_head_dim(const int head_dim) {
+  return (head_dim > 32 && head_dim <= 64) || (head_dim > 96 && head_dim <= kMostBackwardHeadDim);
+}
+
 template <int HeadDim>
 struct BackwardTiles;
 template <>
