@@ -14,8 +14,7 @@
 
 namespace flash_cuda {
 
-// Element i of S^T in turn becomes P^T = exp(scale * S - lse), column pair by column pair so that each lse is read
-// once: work to do beside the products of dP^T.
+// Element i of S^T in turn becomes P^T = exp(scale * S - lse), by column pairs: each lse is read once. Beside dP^T.
 template <int MTiles, int NTiles>
 class Exponentiate {
   static constexpr int kPerPair = MTiles * 4;
@@ -43,6 +42,15 @@ class Exponentiate {
   float scale_log2_;
   float log2_sum_[2];
 };
+
+// All of it at once.
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void exponentiate(tile::Accumulator<MTiles, NTiles>& s, const float* lse,
+                                             const float scale_log2) {
+  Exponentiate<MTiles, NTiles> one(s, lse, scale_log2);
+#pragma unroll
+  for (int i = 0; i < one.kElements; ++i) one(i);
+}
 
 // S^T = K Q^T, which becomes P^T = exp(scale * S - lse) beside the products of dP^T = V dO^T. The rows are those of the
 // warp's keys, the columns those of its queries; `lse` is its first query's.

@@ -59,6 +59,17 @@ __device__ __forceinline__ bool has_nonfinite(const uint4 chunk) {
   return found;
 }
 
+// Copies `bytes` of shared memory, NaNs and infinities replaced by 0; `to` may be `from`. By `threads` threads, of
+// which this is number `thread`; barriers are the caller's.
+template <class Element>
+__device__ __forceinline__ void copy_finite(const uint32_t to, const uint32_t from, const int bytes, const int thread,
+                                            const int threads) {
+#pragma unroll 1
+  for (int i = thread * tile::kChunkBytes; i < bytes; i += threads * tile::kChunkBytes) {
+    ptx::st_shared_v4(to + i, without_nonfinite<Element>(ptx::ld_shared_v4(from + i)));
+  }
+}
+
 // Replaces every NaN and infinity of a shared tile by 0. All `Threads` threads of the block call it, between their
 // other accesses.
 template <class Element, int Rows, int Columns, int Threads>

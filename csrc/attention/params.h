@@ -27,6 +27,11 @@ struct Shape {
   int head_dim;  // a multiple of 8, at most 256
 
   constexpr int group() const { return heads_q / heads_kv; }
+
+  // Where a query's lse and D lie.
+  constexpr int64_t row_index(int batch_entry, int head, int row) const {
+    return (int64_t{batch_entry} * heads_q + head) * seqlen_q + row;
+  }
 };
 
 struct ForwardParams {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kernels/hopper/config.h"
+#include "launch/head_dim.h"
 #include "ops/checks.h"
 #include "ops/device.h"
 
@@ -91,7 +92,10 @@ KernelFamily check_backward_kernel(const char* op, const std::string& kernel, co
                                    const DeviceLimits& limits) {
   if (kernel == "v2") return KernelFamily::v2;
   if (kernel == "auto") {
-    return hopper::is_own_backward_head_dim(head_dim) && hopper_runs(limits) ? KernelFamily::hopper : KernelFamily::v2;
+    // Where v2 has a narrower tile, hopper's sum of dQ would take more memory.
+    const int width = visit_head_dim(head_dim, [](auto d) { return int(d); });
+    return width == hopper::backward_head_dim(head_dim) && hopper_runs(limits) ? KernelFamily::hopper
+                                                                               : KernelFamily::v2;
   }
   if (kernel == "hopper") {
     if (head_dim > hopper::kMostBackwardHeadDim) {

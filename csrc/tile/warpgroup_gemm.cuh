@@ -21,28 +21,14 @@ __device__ __forceinline__ uint32_t descriptor_base(const uint32_t tile) {
   return uint32_t(Panels::kDescriptor) | tile >> 4;
 }
 
-// acc (64 x N) = A B^T; A (64 x Depth) and B (N x Depth) lie in shared memory as rows of Depth elements.
-template <class Element, int Depth, int Blocks>
+// acc (64 x N) = A B^T; A (64 x Depth, of a tile of RowsA rows) and B (N x Depth) lie in shared memory as rows of Depth
+// elements. `a` is the address of A's first row, a multiple of 8 rows from the tile's.
+template <class Element, int Depth, int RowsA = 64, int Blocks>
 __device__ __forceinline__ void multiply_rows_by_rows(float (&acc)[Blocks][4], const uint32_t a, const uint32_t b) {
-  constexpr int kN = 8 * Blocks;
-  using A = Panels<64, Depth>;
-  using B = Panels<kN, Depth>;
-  const uint32_t first_a = descriptor_base<A>(a), first_b = descriptor_base<B>(b);
-#pragma unroll
-  for (int step = 0; step < Depth / 16; ++step) {
-    ptx::Wgmma<Element, kN, 0, 0>::shared_a(acc, descriptor<A>(first_a, A::column_step(step)),
-                                            descriptor<B>(first_b, B::column_step(step)), step > 0);
-  }
-}
-
-// acc (64 x N) = A B^T as above; A is 64 of the RowsA rows of its tile, from row `first_row` (a multiple of 8) on.
-template <class Element, int Depth, int RowsA, int Blocks>
-__device__ __forceinline__ void multiply_some_rows_by_rows(float (&acc)[Blocks][4], const uint32_t a,
-                                                           const int first_row, const uint32_t b) {
   constexpr int kN = 8 * Blocks;
   using A = Panels<RowsA, Depth>;
   using B = Panels<kN, Depth>;
-  const uint32_t first_a = descriptor_base<A>(a + first_row * A::kRowBytes), first_b = descriptor_base<B>(b);
+  const uint32_t first_a = descriptor_base<A>(a), first_b = descriptor_base<B>(b);
 #pragma unroll
   for (int step = 0; step < Depth / 16; ++step) {
     ptx::Wgmma<Element, kN, 0, 0>::shared_a(acc, descriptor<A>(first_a, A::column_step(step)),

@@ -27,6 +27,7 @@
 #include "kernels/hopper/backward_loads.cuh"
 #include "kernels/hopper/config.h"
 #include "kernels/v2/dq_accumulator.cuh"
+#include "kernels/v2/restore_dv.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/registers.cuh"
@@ -81,6 +82,7 @@ class BackwardConsumer {
     }
     store(p_.dk, p_.dk_strides, dk_, p_.scale);
     store(p_.dv, p_.dv_strides, dv_, 1.f);
+    if (shared_.again) v2::restore_dv<Element, Tile>(p_, work_);
   }
 
  private:
@@ -90,19 +92,18 @@ class BackwardConsumer {
     const uint32_t q_tile = base_ + offsetof(Shared, q) + queries_.stage() * Query::kBytes;
     const uint32_t dout_tile = base_ + offsetof(Shared, dout) + queries_.stage() * Query::kBytes;
     const uint32_t ds_tile = base_ + offsetof(Shared, ds) + step * Score::kBytes;
+    const uint32_t own_rows = 64 * warpgroup_ * Key::kRowBytes;
     tile::Accumulator<1, kQueryTiles> s, dp;
     queries_.wait_full();
     ptx::wgmma_fence();
-    tile::multiply_some_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], base_ + offsetof(Shared, k), 64 * warpgroup_,
-                                                                 q_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], base_ + offsetof(Shared, k) + own_rows, q_tile);
     ptx::wgmma_commit_group();
-    tile::multiply_some_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], base_ + offsetof(Shared, v), 64 * warpgroup_,
-                                                                 dout_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], base_ + offsetof(Shared, v) + own_rows, dout_tile);
     ptx::wgmma_commit_group();
 
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_hold(s[0]);
-    exponentiate<kQueryTiles>(s, shared_.lse[queries_.stage()], p_.scale * kLog2e);
+    exponentiate<1, kQueryTiles>(s, shared_.lse[queries_.stage()], p_.scale * kLog2e);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dp[0]);
     differentiate_softmax<1, kQueryTiles>(s, dp, shared_.delta[queries_.stage()]);
@@ -157,10 +158,7 @@ class BackwardConsumer {
     }
     if (!ptx::bar_red_or(2 + warpgroup_, 128, found)) return keys;
     const uint32_t finite = ptx::shared_address(shared_.finite[warpgroup_]);
-#pragma unroll 1
-    for (int i = threadIdx.x % 128 * 16; i < Key::kPanelBytes; i += 128 * 16) {
-      ptx::st_shared_v4(finite + i, without_nonfinite<Element>(ptx::ld_shared_v4(keys + i)));
-    }
+    copy_finite<Element>(finite, keys, Key::kPanelBytes, threadIdx.x % 128, 128);
     ptx::fence_proxy_async();
     ptx::bar_sync(2 + warpgroup_, 128);
     return finite;
@@ -205,7 +203,6 @@ class BackwardConsumer {
                               row < p_.shape.seqlen_k && 8 * n + column < p_.shape.head_dim);
       }
     }
-    if (tensor == p_.dv) BackwardAgain<Element, Tile>::restore(p_, shared_, work_, warpgroup_);
   }
 
   __device__ __forceinline__ static int warp_row() { return threadIdx.x % 128 / 32 * 16; }
@@ -233,11 +230,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       *reinterpret_cast<Shared*>(shared_bytes + (-ptx::shared_address(shared_bytes) & (kSharedAlignment - 1)));
 
   if (threadIdx.x == 0) {
-    constexpr int kWarps = Tile::kConsumerThreads / 32;
     shared.key_barriers.init(1);  // never go back
-    shared.query_barriers.init(kWarps, BackwardProducer<Tile>::kArrivals);
+    shared.query_barriers.init(Tile::kWarps, BackwardProducer<Tile>::kArrivals);
     ptx::mbarrier_init(ptx::shared_address(&shared.again_barrier), 1);
-    shared.again = 0;
+    shared.again = false;
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&maps.q);
     ptx::prefetch_tensormap(&maps.k);
@@ -248,10 +244,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const WorkTile work = order.tile(ptx::ctaid_x());
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
-  constexpr int kProducerWarp = Tile::kConsumerThreads / 32;
-  if (warp >= kProducerWarp) {
+  if (warp >= Tile::kWarps) {
     ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (warp == kProducerWarp) BackwardProducer<Tile>::run(p, maps, shared, work);
+    if (warp == Tile::kWarps) BackwardProducer<Tile>::run(p, maps, shared, work);
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     BackwardConsumer<Element, Tile>(p, shared, work, warp / 4).run(maps);

@@ -19,15 +19,6 @@
 
 namespace flash_cuda::hopper {
 
-// S^T becomes P^T.
-template <int QueryTiles>
-__device__ __forceinline__ void exponentiate(tile::Accumulator<1, QueryTiles>& s, const float* lse,
-                                             const float scale_log2) {
-  Exponentiate<1, QueryTiles> one(s, lse, scale_log2);
-#pragma unroll
-  for (int i = 0; i < one.kElements; ++i) one(i);
-}
-
 // By all consumers.
 template <class Element, class Tile>
 class BackwardAgain {
@@ -44,12 +35,13 @@ class BackwardAgain {
                                            const WorkTile& work, const int warpgroup)
       : p_(p), maps_(maps), shared_(shared), work_(work), warpgroup_(warpgroup) {}
 
+  // Says in shared memory if they have been: then v2::restore_dv() must follow the store of dV.
   __device__ __forceinline__ void run_if_needed(Gradient& dk, Gradient& dv) {
     const Walk<Tile> walk(p_, work_);
     if (walk.all_seen(p_, work_)) return;
     const bool bad = has_nonfinite<1, Tile::kHeadDim / 8>(dk) || has_nonfinite<1, Tile::kHeadDim / 8>(dv);
     if (!ptx::bar_red_or(1, kThreads, bad)) return;
-    if (threadIdx.x == 0) shared_.again = 1;
+    if (threadIdx.x == 0) shared_.again = true;
     tile::clear<1, Tile::kHeadDim / 8>(dk);
     tile::clear<1, Tile::kHeadDim / 8>(dv);
 #pragma unroll 1
@@ -57,34 +49,13 @@ class BackwardAgain {
     sync();
   }
 
-  // After run_if_needed() and the store of dV: to each warp's keys the NaNs and infinities of dO that they see.
-  __device__ __forceinline__ static void restore(const BackwardParams& p, const Shared& shared, const WorkTile& work,
-                                                 const int warpgroup) {
-    if (shared.again == 0) return;
-    const Walk<Tile> walk(p, work);
-    const int key = work.block * kBlockN + 64 * warpgroup + int(threadIdx.x) % 128 / 32 * 16;
-    auto* dv = static_cast<Element*>(p.dv) + work.batch * p.dv_strides.batch + work.head * p.dv_strides.head;
-    const Band transposed{-p.band.upper, -p.band.lower};  // key j is seen by query i iff j - upper <= i <= j - lower
-    __syncwarp();
-#pragma unroll 1
-    for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
-      if (!is_partial(p, work, at)) continue;
-      const auto* dout =
-          static_cast<const Element*>(p.dout) + work.batch * p.dout_strides.batch + at.head * p.dout_strides.head;
-      restore_nonfinite(dv, p.dv_strides.row, dout, p.dout_strides.row, transposed, key,
-                        min_of(key + 16, p.shape.seqlen_k), at.block * kBlockM,
-                        min_of((at.block + 1) * kBlockM, p.shape.seqlen_q), p.shape.head_dim);
-    }
-  }
-
  private:
   __device__ __forceinline__ static void sync() { ptx::bar_sync(1, kThreads); }
 
   // Some query of the block does not see some key of the thread block's.
-  __device__ __forceinline__ static bool is_partial(const BackwardParams& p, const WorkTile& work,
-                                                    const QueryStep& at) {
-    return !p.band.covers(at.block * kBlockM, min_of((at.block + 1) * kBlockM, p.shape.seqlen_q), work.block * kBlockN,
-                          (work.block + 1) * kBlockN, p.shape.seqlen_k);
+  __device__ __forceinline__ bool is_partial(const QueryStep& at) const {
+    return !p_.band.covers(at.block * kBlockM, min_of((at.block + 1) * kBlockM, p_.shape.seqlen_q),
+                           work_.block * kBlockN, (work_.block + 1) * kBlockN, p_.shape.seqlen_k);
   }
 
   __device__ __forceinline__ void load(const QueryStep& at) const {
@@ -95,7 +66,7 @@ class BackwardAgain {
       load_tile<Query>(shared_.q[0], &maps_.q, barrier, row, at.head, work_.batch);
       load_tile<Query>(shared_.dout[0], &maps_.dout, barrier, row, at.head, work_.batch);
     }
-    const int64_t first = row_index(p_.shape, work_.batch, at.head, row);
+    const int64_t first = p_.shape.row_index(work_.batch, at.head, row);
     for (int i = threadIdx.x; i < kBlockM; i += kThreads) {
       shared_.lse[0][i] = row + i < p_.shape.seqlen_q ? p_.lse[first + i] : 0.f;
       shared_.delta[0][i] = row + i < p_.shape.seqlen_q ? p_.row_delta[first + i] : 0.f;
@@ -105,10 +76,7 @@ class BackwardAgain {
   __device__ __forceinline__ void take_nonfinite_out() const {
     sync();  // the scores no longer need them
     for (const uint32_t tile : {ptx::shared_address(shared_.q[0]), ptx::shared_address(shared_.dout[0])}) {
-#pragma unroll 1
-      for (int i = threadIdx.x * 16; i < Query::kBytes; i += kThreads * 16) {
-        ptx::st_shared_v4(tile + i, without_nonfinite<Element>(ptx::ld_shared_v4(tile + i)));
-      }
+      copy_finite<Element>(tile, tile, Query::kBytes, threadIdx.x, kThreads);
     }
     ptx::fence_proxy_async();
     sync();
@@ -123,24 +91,24 @@ class BackwardAgain {
     parity_ ^= 1;
     sync();
     const uint32_t q_tile = ptx::shared_address(shared_.q[0]), dout_tile = ptx::shared_address(shared_.dout[0]);
+    const uint32_t own_rows = 64 * warpgroup_ * Shared::Key::kRowBytes;
     tile::Accumulator<1, kQueryTiles> s, dp;
     ptx::wgmma_fence();
-    tile::multiply_some_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], ptx::shared_address(shared_.k), 64 * warpgroup_,
-                                                                 q_tile);
-    tile::multiply_some_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], ptx::shared_address(shared_.v), 64 * warpgroup_,
-                                                                 dout_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], ptx::shared_address(shared_.k) + own_rows, q_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], ptx::shared_address(shared_.v) + own_rows,
+                                                            dout_tile);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(s[0]);
     ptx::wgmma_hold(dp[0]);
-    exponentiate<kQueryTiles>(s, shared_.lse[0], p_.scale * kLog2e);
+    exponentiate<1, kQueryTiles>(s, shared_.lse[0], p_.scale * kLog2e);
     differentiate_softmax<1, kQueryTiles>(s, dp, shared_.delta[0]);
     mask_transposed<1, kQueryTiles>(s, dp, p_.band, first_key + threadIdx.x % 128 / 32 * 16, at.block * kBlockM,
                                     p_.shape.seqlen_k);
     uint32_t probabilities[1][kBlockM / 16][4], ds[1][kBlockM / 16][4];
     tile::pack_operand<Element, 1, kQueryTiles>(probabilities, s);
     tile::pack_operand<Element, 1, kQueryTiles>(ds, dp);
-    if (is_partial(p_, work_, at)) take_nonfinite_out();
+    if (is_partial(at)) take_nonfinite_out();
     ptx::wgmma_hold(dk[0]);
     ptx::wgmma_hold(dv[0]);
     ptx::wgmma_fence();

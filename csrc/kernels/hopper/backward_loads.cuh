@@ -8,9 +8,9 @@
 #include "attention/params.h"
 #include "attention/scheduler.h"
 #include "kernels/hopper/config.h"
+#include "kernels/hopper/load_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/tma.cuh"
 #include "tile/panel.h"
 #include "tile/ring.cuh"
 
@@ -70,24 +70,8 @@ struct BackwardShared {
   tile::RingBarriers<1> key_barriers;
   tile::RingBarriers<Tile::kStages> query_barriers;  // Q, dO, lse, D
   uint64_t again_barrier;
-  int again;  // dK and dV have been computed once more
+  bool again;  // dK and dV have been computed once more; here for want of registers
 };
-
-// One thread: a tile of the rows from `row` on of one head.
-template <class Panels>
-__device__ __forceinline__ void load_tile(const void* tile, const CUtensorMap* map, const uint32_t barrier,
-                                          const int row, const int head, const int batch) {
-#pragma unroll
-  for (int panel = 0; panel < Panels::kCount; ++panel) {
-    ptx::cp_async_bulk_tensor_4d(ptx::shared_address(tile) + panel * Panels::kPanelBytes, map, barrier,
-                                 panel * Panels::kColumns, row, head, batch);
-  }
-}
-
-// Where the lse (and D) of a block of queries begin.
-__device__ __forceinline__ int64_t row_index(const Shape& s, const int batch, const int head, const int row) {
-  return (int64_t{batch} * s.heads_q + head) * s.seqlen_q + row;
-}
 
 // One warp: all loads, in the order in which the consumers wait for them. Rows past the end come as Q = dO = 0 and
 // lse = D = 0: P = 1, dP = 0, and nothing is added anywhere.
@@ -115,7 +99,7 @@ class BackwardProducer {
     tile::RingCursor<Tile::kStages> ring(shared.query_barriers);
     do {
       const int row = at.block * Tile::kBlockM;
-      const int64_t first = row_index(p.shape, work.batch, at.head, row);
+      const int64_t first = p.shape.row_index(work.batch, at.head, row);
       const int stage = ring.stage();
       ring.wait_empty();
       if (lane == 0) {

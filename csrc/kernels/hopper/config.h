@@ -70,7 +70,8 @@ struct BackwardTile {
   static constexpr int kBlockM = BlockM;
   static constexpr int kBlockN = 128;
   static constexpr int kStages = Stages;
-  static constexpr int kConsumerThreads = 256;
+  static constexpr int kWarps = 8;  // of the two: 16 keys each
+  static constexpr int kConsumerThreads = 32 * kWarps;
   static constexpr int kThreads = kConsumerThreads + 128;
   static constexpr int kConsumerRegisters = 240;
   static constexpr int kProducerRegisters = 24;
@@ -82,11 +83,8 @@ struct BackwardTile {
 // The largest head dim with a backward.
 inline constexpr int kMostBackwardHeadDim = 128;
 
-// Head dims that "auto" gives to it: those that v2 has no narrower tile for, so that the sum of
-// dQ takes no more memory than v2's.
-constexpr bool is_own_backward_head_dim(const int head_dim) {
-  return (head_dim > 32 && head_dim <= 64) || (head_dim > 96 && head_dim <= kMostBackwardHeadDim);
-}
+// The tile's head dim that serves one.
+constexpr int backward_head_dim(const int head_dim) { return head_dim <= 64 ? 64 : kMostBackwardHeadDim; }
 
 template <int HeadDim>
 struct BackwardTiles;

@@ -8,9 +8,9 @@
 #include "attention/params.h"
 #include "attention/tile_draw.cuh"
 #include "kernels/hopper/config.h"
+#include "kernels/hopper/load_tile.cuh"
 #include "kernels/hopper/rows.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/tma.cuh"
 #include "tile/panel.h"
 #include "tile/ring.cuh"
 
@@ -46,14 +46,6 @@ struct TileNote {
   RowTile rows;
   BlockRange keys;
 };
-
-// One thread: a panel of the rows from `row` on of one head, to its place in a tile in shared memory.
-template <class Panels>
-__device__ __forceinline__ void load_panel(const void* tile, const int panel, const CUtensorMap* map,
-                                           const uint32_t barrier, const int row, const int head, const int batch) {
-  ptx::cp_async_bulk_tensor_4d(ptx::shared_address(tile) + panel * Panels::kPanelBytes, map, barrier,
-                               panel * Panels::kColumns, row, head, batch);
-}
 
 // One thread: all loads, in the order in which the consumers wait for them.
 template <class Tile>
@@ -124,10 +116,7 @@ class Producer {
                        const CUtensorMap* map, const int block, const int head, const int batch) {
     ring.wait_empty();
     ring.expect(Key::kBytes);
-#pragma unroll
-    for (int panel = 0; panel < Key::kCount; ++panel) {
-      load_panel<Key>(stages[ring.stage()], panel, map, ring.full(), block * Tile::kBlockN, head, batch);
-    }
+    load_tile<Key>(stages[ring.stage()], map, ring.full(), block * Tile::kBlockN, head, batch);
     ring.advance();
   }
 

@@ -42,7 +42,7 @@ __device__ __forceinline__ Element* output_row(const ForwardParams& p, const Row
 }
 
 __device__ __forceinline__ float* lse_row(const ForwardParams& p, const RowTile& at, const int row) {
-  return p.lse + (int64_t{at.batch} * p.shape.heads_q + at.head) * p.shape.seqlen_q + row;
+  return p.lse + p.shape.row_index(at.batch, at.head, row);
 }
 
 }  // namespace flash_cuda::hopper

@@ -19,6 +19,7 @@
 #include "attention/backward_scores.cuh"
 #include "kernels/v2/config.h"
 #include "kernels/v2/dq_accumulator.cuh"
+#include "kernels/v2/restore_dv.cuh"
 #include "ptx/registers.cuh"
 #include "tile/copy.cuh"
 #include "tile/shared_tile.cuh"
@@ -56,7 +57,7 @@ __device__ __forceinline__ void load_queries(BackwardShared<Tile>& shared, const
   load(shared.q[stage], p.q, p.q_strides);
   load(shared.dout[stage], p.dout, p.dout_strides);
   // Rows past the end read as lse = D = 0 with Q = dO = 0: P = 1, dP = 0, and nothing is added anywhere.
-  const int64_t first = (int64_t{batch} * p.shape.heads_q + at.head) * p.shape.seqlen_q + row;
+  const int64_t first = p.shape.row_index(batch, at.head, row);
   for (int i = threadIdx.x; i < Tile::kBlockM; i += Tile::kThreads) {
     ptx::cp_async_ca_4(ptx::shared_address(&shared.lse[stage][i]), p.lse + first + i, i < valid);
     ptx::cp_async_ca_4(ptx::shared_address(&shared.delta[stage][i]), p.row_delta + first + i, i < valid);
@@ -74,31 +75,6 @@ __device__ __forceinline__ void load_keys(const uint32_t shared_tile, const void
                   static_cast<const Element*>(tensor) + work.batch * strides.batch + work.head * strides.head +
                       key_begin * strides.row + copy.offset(),
                   key_end - key_begin);
-}
-
-// After a careful pass: the NaNs and infinities of dO that were left out of P^T dO, to the keys that they see. Each
-// warp does the rows of dV that it has stored.
-template <class Element, class Tile>
-__device__ void restore_dv(const BackwardParams& p, const WorkTile& at) {
-  if (p.dv == nullptr) return;
-  const int first_key = at.block * Tile::kBlockN;
-  const int end_key = min_of(first_key + Tile::kBlockN, p.shape.seqlen_k);
-  const BlockRange blocks = p.band.query_blocks(first_key, end_key, p.shape.seqlen_q, Tile::kBlockM);
-  auto* dv = static_cast<Element*>(p.dv) + at.batch * p.dv_strides.batch + at.head * p.dv_strides.head;
-  const Band transposed{-p.band.upper, -p.band.lower};  // key j is seen by query i iff j - upper <= i <= j - lower
-  __syncwarp();
-  for (QueryStep step{at.head * p.shape.group(), blocks.begin}; step.head < (at.head + 1) * p.shape.group();
-       step = step.next(blocks)) {
-    const int row = step.block * Tile::kBlockM;
-    const int end_row = min_of(row + Tile::kBlockM, p.shape.seqlen_q);
-    if (p.band.covers(row, end_row, first_key, first_key + Tile::kBlockN, p.shape.seqlen_k)) continue;
-    const auto* dout =
-        static_cast<const Element*>(p.dout) + at.batch * p.dout_strides.batch + step.head * p.dout_strides.head;
-    for (int key = first_key + int(threadIdx.x) / 32 * 16; key < end_key; key += Tile::kWarps * 16) {
-      restore_nonfinite(dv, p.dv_strides.row, dout, p.dout_strides.row, transposed, key, min_of(key + 16, end_key), row,
-                        end_row, p.shape.head_dim);
-    }
-  }
 }
 
 // One pass over this thread block's keys. The first one returns true, and has written neither dK nor dV, if a NaN or an

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kRowThreads)
       static_cast<const Element*>(p.out) + work.batch * p.out_strides.batch + work.head * p.out_strides.head;
   const auto* dout =
       static_cast<const Element*>(p.dout) + work.batch * p.dout_strides.batch + work.head * p.dout_strides.head;
-  const int64_t head_rows = (int64_t{work.batch} * p.shape.heads_q + work.head) * p.shape.seqlen_q;
+  const int64_t head_rows = p.shape.row_index(work.batch, work.head, 0);
 
   for (int first = row_begin; first < row_end; first += kRowThreads / kLanes) {
     const int row = first + int(threadIdx.x) / kLanes;

@@ -143,7 +143,7 @@ __device__ __forceinline__ void store_output(const ForwardParams& p, const Forwa
                          ptx::cvt_rn_x2_f32<Element>(c[2 * (r % 2)] * scale, c[2 * (r % 2) + 1] * scale));
     }
     if (mine.column == 0 && at.row_begin + row < at.row_end) {
-      const int64_t head_rows = (int64_t{at.work.batch} * p.shape.heads_q + at.work.head) * p.shape.seqlen_q;
+      const int64_t head_rows = p.shape.row_index(at.work.batch, at.work.head, 0);
       p.lse[head_rows + at.row_begin + row] = softmax.lse(r);
     }
   }
