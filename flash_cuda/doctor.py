@@ -73,7 +73,7 @@ def forward_kernel(device: str) -> tuple[str, str]:
 
 def _kernels(index: int) -> Finding:
     forward, why = forward_kernel(f"cuda:{index}")
-    backward = "hopper (head_dim 33 to 64, 97 to 128) or v2" if forward == "hopper" else "v2"
+    backward = "hopper (v2 up to head_dim 32)" if forward == "hopper" else "v2"
     text = f'GPU {index}: kernel "auto" takes {forward} forward, {backward} backward'
     return Finding(True, f"{text} ({why})" if why else text)
 

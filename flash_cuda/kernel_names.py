@@ -21,7 +21,6 @@ LAB_BUDGETS = tuple(f"{kilobytes}KB" for kilobytes in BUDGETS_KB)
 LAB_MAX_HEAD_DIM = 128
 # What an error lists as available.
 CPU_KERNELS = "auto, reference"
-HOPPER_BACKWARD_MAX_HEAD_DIM = 128
 # Of any GPU: the CUDA op leaves hopper out where it does not run.
 CUDA_BACKWARDS = "auto, hopper, v2, v1[/<M>KB]"
 CUDA_FORWARDS = (
@@ -78,11 +77,7 @@ def check(op: str, kernel: str, device: str, head_dim: int) -> None:
         _refuse(op, kernel, why, "auto, v2", NotImplementedError)
 
 
-def check_backward(op: str, kernel: str, head_dim: int) -> None:
-    """Refuses a kernel that has no backward for it; to be called after check()."""
+def check_backward(op: str, kernel: str) -> None:
+    """Refuses a kernel that has no backward; to be called after check()."""
     if forward_only(kernel):
         _refuse(op, kernel, "is forward only", CUDA_BACKWARDS, NotImplementedError)
-    if kernel == "hopper" and head_dim > HOPPER_BACKWARD_MAX_HEAD_DIM:
-        most = HOPPER_BACKWARD_MAX_HEAD_DIM
-        why = f"has a backward for head_dim from 1 to {most}, got {head_dim}"
-        _refuse(op, kernel, why, "auto, v2", NotImplementedError)

@@ -56,7 +56,7 @@ def test_gpu_lines():
     assert any("GPU 0: " in t and "compute capability" in t and "driver" in t for t in texts)
     assert sum("forward and backward on cuda:0" in t for t in texts) == 2
     kernel, why = doctor.forward_kernel("cuda:0")
-    backward = "hopper (head_dim 33 to 64, 97 to 128) or v2" if kernel == "hopper" else "v2"
+    backward = "hopper (v2 up to head_dim 32)" if kernel == "hopper" else "v2"
     said = f'GPU 0: kernel "auto" takes {kernel} forward, {backward} backward'
     assert f"OK    {said} ({why})" if why else f"OK    {said}" in texts
 

@@ -175,12 +175,6 @@ def check_lab_errors(device, raised):
         text = f'kernel "{kernel}" is forward only; available here: {here}'
         kind = fails("flash_cuda.bwd", text, backward, kernel)
         assert kind is raised(NotImplementedError)
-    backward = forward_and_backward(device, 136)["flash_cuda.bwd"]
-    text = (
-        'kernel "hopper" has a backward for head_dim from 1 to 128, got 136; '
-        "available here: auto, v2"
-    )
-    assert fails("flash_cuda.bwd", text, backward, "hopper") is raised(NotImplementedError)
 
 
 @pytest.mark.gpu
@@ -207,10 +201,8 @@ def test_lab_kernels_on_fakes(device):
 def test_hopper_on_fakes(device):
     """A fake tensor has no GPU that could refuse the call."""
     with torch._subclasses.FakeTensorMode():
-        forward = forward_and_backward(device, 256)["flash_cuda.fwd"]
-        assert forward("hopper")[0].shape == (2, 5, 6, 256)
-        backward = forward_and_backward(device, 128)["flash_cuda.bwd"]
-        assert backward("hopper")[0].shape == (2, 5, 6, 128)
+        for call in forward_and_backward(device, 256).values():
+            assert call("hopper")[0].shape == (2, 5, 6, 256)
     assert kernel_names.gradient_kernel("hopper") == "auto"
     assert kernel_names.gradient_kernel("v1/99KB") == "v1/99KB"
 

@@ -93,12 +93,11 @@ __device__ __forceinline__ void differentiate_softmax(const tile::Accumulator<MT
   }
 }
 
-// P^T and dS^T of unseen pairs become 0. Selected, not multiplied: what an unseen pair computes may be NaN, and the lse
+// P^T, dS^T of unseen pairs become 0. Selected, not multiplied: what an unseen pair computes may be NaN, and the lse
 // of a row without keys is -inf.
-template <int MTiles, int NTiles>
-__device__ __forceinline__ void mask_transposed(tile::Accumulator<MTiles, NTiles>& p,
-                                                tile::Accumulator<MTiles, NTiles>& ds, const Band band,
-                                                const int first_key, const int first_row, const int seqlen_k) {
+template <int MTiles, int NTiles, class... Accumulators>
+__device__ __forceinline__ void mask_transposed(const Band band, const int first_key, const int first_row,
+                                                const int seqlen_k, Accumulators&... accumulators) {
   const tile::RowColumn mine = tile::accumulator_element(threadIdx.x % 32, 0);
 #pragma unroll
   for (int r = 0; r < 2 * MTiles; ++r) {
@@ -111,8 +110,7 @@ __device__ __forceinline__ void mask_transposed(tile::Accumulator<MTiles, NTiles
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         if (8 * n + e < begin || 8 * n + e >= end) {
-          p[r / 2][n][2 * (r % 2) + e] = 0.f;
-          ds[r / 2][n][2 * (r % 2) + e] = 0.f;
+          ((accumulators[r / 2][n][2 * (r % 2) + e] = 0.f), ...);
         }
       }
   }

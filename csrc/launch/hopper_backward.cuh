@@ -6,6 +6,7 @@
 #include "kernels/hopper/backward.cuh"
 #include "launch/backward.cuh"
 #include "launch/grid.cuh"
+#include "launch/head_dim.h"
 #include "launch/launch.h"
 #include "launch/tensor_map.cuh"
 
@@ -13,19 +14,37 @@ namespace flash_cuda {
 
 template <class Visitor>
 auto visit_hopper_backward_tile(const Shape& shape, Visitor&& visit) {
-  if (hopper::backward_head_dim(shape.head_dim) == 64) return visit(hopper::BackwardTiles<64>::Tile{});
-  return visit(hopper::BackwardTiles<hopper::kMostBackwardHeadDim>::Tile{});
+  return visit_head_dim<hopper::kLeastBackwardHeadDim>(
+      shape.head_dim, [&](auto head_dim) { return visit(typename hopper::BackwardTiles<head_dim>::Tile{}); });
 }
 
 inline BackwardWorkspace hopper_workspace_of_tile(const Shape& shape) {
   return visit_hopper_backward_tile(shape, [&](auto tile) { return backward_workspace<decltype(tile)>(shape); });
 }
 
-template <class Element, class Tile>
+// The blocks of keys of as many heads as fit the L2 cache, then the next heads'. Under a causal mask the first keys
+// have the most queries: block 0 is the longest, and goes first. The deterministic sum needs larger block numbers
+// first, whatever their length (v2::DqAccumulator), and few blocks of a head at the same time, which would wait for
+// each other.
+template <class Element>
+TileOrder hopper_key_order(const BackwardParams& params, const int block_n, const DeviceLimits& limits) {
+  const Shape& s = params.shape;
+  const int blocks = blocks_of(s.seqlen_k, block_n);
+  if (params.turns != nullptr) {
+    return TileOrder::by_section(blocks, s.heads_kv, s.batch, false, query_bytes<Element>(s), limits.l2_bytes,
+                                 limits.multiprocessors);
+  }
+  return params.band.is_uneven(s.seqlen_k)
+             ? TileOrder::by_section(blocks, s.heads_kv, s.batch, true, query_bytes<Element>(s), limits.l2_bytes)
+             : TileOrder::even(blocks, s.heads_kv, s.batch);
+}
+
+template <class Element, class Tile, bool Sums>
 cudaError_t launch_hopper_backward_main(const BackwardParams& params, const TileOrder& order, cudaStream_t stream) {
   using Shared = hopper::BackwardShared<Tile>;
-  constexpr auto kKernel = hopper::backward_kernel<Element, Tile>;
+  constexpr auto kKernel = hopper::backward_kernel<Element, Tile, Sums>;
   constexpr int kSharedBytes = int(sizeof(Shared)) + hopper::kSharedAlignment;
+  static_assert(kSharedBytes <= 227 * 1024);
   const Shape& s = params.shape;
   if (order.tiles() == 0) return cudaSuccess;
   if (order.tiles() > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -54,8 +73,11 @@ template <class Element>
 cudaError_t launch_hopper_backward(const BackwardParams& params, const DeviceLimits& limits, cudaStream_t stream) {
   return visit_hopper_backward_tile(params.shape, [&](auto tile) {
     using Tile = decltype(tile);
-    return launch_backward<Element, Tile>(params, limits, stream, [&](const TileOrder& order) {
-      return launch_hopper_backward_main<Element, Tile>(params, order, stream);
+    return launch_backward<Element, Tile>(params, stream, [&] {
+      const TileOrder order = hopper_key_order<Element>(params, Tile::kBlockN, limits);
+      return params.dq != nullptr && params.turns == nullptr
+                 ? launch_hopper_backward_main<Element, Tile, true>(params, order, stream)
+                 : launch_hopper_backward_main<Element, Tile, false>(params, order, stream);
     });
   });
 }

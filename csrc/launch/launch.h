@@ -38,7 +38,6 @@ BackwardWorkspace v2_backward_workspace(const Shape& shape, const DeviceLimits& 
 template <class Element>
 cudaError_t launch_v2_backward(const BackwardParams& params, const DeviceLimits& limits, cudaStream_t stream);
 
-// As v2's, for head dims up to hopper::kMostBackwardHeadDim.
 BackwardWorkspace hopper_backward_workspace(const Shape& shape);
 
 template <class Element>

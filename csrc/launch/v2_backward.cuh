@@ -21,13 +21,31 @@ inline BackwardWorkspace workspace_of_tile(const Shape& shape, const DeviceLimit
   return visit_backward_tile(shape, limits, [&](auto tile) { return backward_workspace<decltype(tile)>(shape); });
 }
 
+// Keys of a head in one phase of the order of tiles; each phase reads Q and dO and updates dQ's sum.
+inline constexpr int kLeastPhaseKeys = 256;
+
+// Under a causal mask the first keys have the most queries: block 0 is the longest. The deterministic sum needs larger
+// block numbers first, whatever their length (DqAccumulator::wait_turn).
+template <class Element>
+TileOrder v2_key_order(const BackwardParams& params, const int block_n, const int64_t l2_bytes) {
+  const Shape& s = params.shape;
+  const int blocks = blocks_of(s.seqlen_k, block_n);
+  TileOrder order = params.band.is_uneven(s.seqlen_k) ? TileOrder::longest_first(blocks, s.heads_kv, s.batch, true,
+                                                                                 blocks_of(kLeastPhaseKeys, block_n),
+                                                                                 query_bytes<Element>(s), l2_bytes)
+                                                      : TileOrder::even(blocks, s.heads_kv, s.batch);
+  if (params.turns != nullptr) order.ascending = false;
+  return order;
+}
+
 template <class Element>
 cudaError_t launch_v2_backward(const BackwardParams& params, const DeviceLimits& limits, cudaStream_t stream) {
   return visit_backward_tile(params.shape, limits, [&](auto tile) {
     using Tile = decltype(tile);
-    return launch_backward<Element, Tile>(params, limits, stream, [&](const TileOrder& order) {
-      return launch_grid<v2::backward_kernel<Element, Tile>>(Tile::kThreads, int(sizeof(v2::BackwardShared<Tile>)),
-                                                             params, order, stream);
+    return launch_backward<Element, Tile>(params, stream, [&] {
+      return launch_grid<v2::backward_kernel<Element, Tile>>(
+          Tile::kThreads, int(sizeof(v2::BackwardShared<Tile>)), params,
+          v2_key_order<Element>(params, Tile::kBlockN, limits.l2_bytes), stream);
     });
   });
 }

@@ -92,18 +92,11 @@ KernelFamily check_backward_kernel(const char* op, const std::string& kernel, co
                                    const DeviceLimits& limits) {
   if (kernel == "v2") return KernelFamily::v2;
   if (kernel == "auto") {
-    // Where v2 has a narrower tile, hopper's sum of dQ would take more memory.
+    // Below its narrowest tile, hopper's sum of dQ would take more memory than v2's.
     const int width = visit_head_dim(head_dim, [](auto d) { return int(d); });
-    return width == hopper::backward_head_dim(head_dim) && hopper_runs(limits) ? KernelFamily::hopper
-                                                                               : KernelFamily::v2;
+    return width >= hopper::kLeastBackwardHeadDim && hopper_runs(limits) ? KernelFamily::hopper : KernelFamily::v2;
   }
   if (kernel == "hopper") {
-    if (head_dim > hopper::kMostBackwardHeadDim) {
-      refuse(op, kernel,
-             "has a backward for head_dim from 1 to " + std::to_string(hopper::kMostBackwardHeadDim) + ", got " +
-                 std::to_string(head_dim),
-             "auto, v2");
-    }
     if (!hopper_runs(limits)) refuse(op, kernel, why_hopper_does_not_run(limits), kBackwards);
     return KernelFamily::hopper;
   }

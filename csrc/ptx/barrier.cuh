@@ -8,7 +8,12 @@ __device__ __forceinline__ void bar_sync(const int id, const int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same, and whether any of the threads came with `predicate`.
+// Counts as having come to it, without waiting.
+__device__ __forceinline__ void bar_arrive(const int id, const int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// bar_sync, and whether any of the threads came with `predicate`.
 __device__ __forceinline__ bool bar_red_or(const int id, const int threads, const bool predicate) {
   int any;
   asm volatile(

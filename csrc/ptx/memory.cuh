@@ -34,6 +34,18 @@ __device__ __forceinline__ float2 ld_shared_v2_f32(const uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ void ld_shared_v4_f32(float (&value)[4], const uint32_t address) {
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void st_shared_v4_f32(const uint32_t address, const float (&value)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]),
+               "f"(value[3])
+               : "memory");
+}
+
 __device__ __forceinline__ void st_shared_v2_f32(const uint32_t address, const float2 v) {
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }

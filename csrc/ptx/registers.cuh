@@ -1,6 +1,8 @@
 // Special registers, and how many general ones a warpgroup has.
 #pragma once
 
+#include <cstdint>
+
 namespace flash_cuda::ptx {
 
 // blockIdx.x, read anew by every call: what is derived from it after a long loop is computed again instead of being
@@ -15,6 +17,13 @@ __device__ __forceinline__ unsigned ctaid_x() {
 __device__ __forceinline__ unsigned nctaid_x() {
   unsigned x;
   asm("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+  return x;
+}
+
+// No instruction, but the compiler knows nothing of x after it: what follows from x is computed where it is used
+// instead of being kept in registers from one use to the next.
+__device__ __forceinline__ uint32_t forget(uint32_t x) {
+  asm volatile("" : "+r"(x));
   return x;
 }
 

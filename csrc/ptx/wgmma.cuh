@@ -38,6 +38,7 @@ template <class Element, int N, int TransposeA, int TransposeB>
 struct Wgmma;
 
 // The accumulator's registers in the text of an instruction and as its operands, for each count of 16 columns.
+#define FLASH_CUDA_LIST_2 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLASH_CUDA_LIST_4                                                \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -58,6 +59,7 @@ struct Wgmma;
 #define FLASH_CUDA_BLOCK(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FLASH_CUDA_BLOCKS(i) \
   FLASH_CUDA_BLOCK(i), FLASH_CUDA_BLOCK(i + 1), FLASH_CUDA_BLOCK(i + 2), FLASH_CUDA_BLOCK(i + 3)
+#define FLASH_CUDA_ACCUMULATOR_2 FLASH_CUDA_BLOCKS(0)
 #define FLASH_CUDA_ACCUMULATOR_4 FLASH_CUDA_BLOCKS(0), FLASH_CUDA_BLOCKS(4)
 #define FLASH_CUDA_ACCUMULATOR_6 FLASH_CUDA_ACCUMULATOR_4, FLASH_CUDA_BLOCKS(8)
 #define FLASH_CUDA_ACCUMULATOR_8 FLASH_CUDA_ACCUMULATOR_6, FLASH_CUDA_BLOCKS(12)
@@ -88,17 +90,20 @@ struct Wgmma;
   FLASH_CUDA_WGMMA(__half, "f16", __VA_ARGS__) \
   FLASH_CUDA_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__)
 
+FLASH_CUDA_WGMMA_BOTH(32, 2, 16, 17, 18, 19, 20, 21, 22)
 FLASH_CUDA_WGMMA_BOTH(64, 4, 32, 33, 34, 35, 36, 37, 38)
 FLASH_CUDA_WGMMA_BOTH(96, 6, 48, 49, 50, 51, 52, 53, 54)
 FLASH_CUDA_WGMMA_BOTH(128, 8, 64, 65, 66, 67, 68, 69, 70)
 FLASH_CUDA_WGMMA_BOTH(192, 12, 96, 97, 98, 99, 100, 101, 102)
 FLASH_CUDA_WGMMA_BOTH(256, 16, 128, 129, 130, 131, 132, 133, 134)
 
+#undef FLASH_CUDA_LIST_2
 #undef FLASH_CUDA_LIST_4
 #undef FLASH_CUDA_LIST_6
 #undef FLASH_CUDA_LIST_8
 #undef FLASH_CUDA_LIST_12
 #undef FLASH_CUDA_LIST_16
+#undef FLASH_CUDA_ACCUMULATOR_2
 #undef FLASH_CUDA_ACCUMULATOR_4
 #undef FLASH_CUDA_ACCUMULATOR_6
 #undef FLASH_CUDA_ACCUMULATOR_8

@@ -12,6 +12,7 @@ namespace flash_cuda::tile {
 template <int Rows, int Columns>
 struct Panels {
   static_assert(Columns % 32 == 0 && Rows % 8 == 0);
+  static constexpr int kRows = Rows;
   static constexpr int kColumns = Columns % 64 == 0 ? 64 : 32;
   static constexpr int kCount = Columns / kColumns;
   static constexpr int kRowBytes = kColumns * 2;

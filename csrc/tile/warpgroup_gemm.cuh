@@ -36,16 +36,15 @@ __device__ __forceinline__ void multiply_rows_by_rows(float (&acc)[Blocks][4], c
   }
 }
 
-// acc (64 x N) = A^T B; A (Depth x 64) is one panel of a tile of AColumns, B (Depth x N) panels of one of BColumns,
-// both with rows along the contraction.
-template <class Element, int Depth, int AColumns, int BColumns, int Blocks>
+// acc (64 x N) = A^T B; A is one panel of a tile, B panels of another (A, B: tile::Panels of the whole tiles), both
+// with as many rows along the contraction.
+template <class Element, class A, class B, int Blocks>
 __device__ __forceinline__ void multiply_columns_by_columns(float (&acc)[Blocks][4], const uint32_t a,
                                                             const uint32_t b) {
-  using A = Panels<Depth, AColumns>;
-  using B = Panels<Depth, BColumns>;
+  static_assert(A::kRows == B::kRows && A::kColumns == 64 && 8 * Blocks % B::kColumns == 0);
   const uint32_t first_a = descriptor_base<A>(a), first_b = descriptor_base<B>(b);
 #pragma unroll
-  for (int step = 0; step < Depth / 16; ++step) {
+  for (int step = 0; step < A::kRows / 16; ++step) {
     ptx::Wgmma<Element, 8 * Blocks, 1, 1>::shared_a(acc, descriptor<A>(first_a, A::row_step(step)),
                                                     descriptor<B>(first_b, B::row_step(step)), step > 0);
   }

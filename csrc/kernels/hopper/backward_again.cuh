@@ -1,70 +1,81 @@
-// The slow way for blocks of keys whose dK or dV came out with a NaN or an infinity although some query does not see
-// some of them: P = 0 does not stop 0 * NaN, so that it may stem from a query or dO that must not reach the key.
+// The slow way for blocks of keys where a NaN or an infinity would reach what must not see it: P = 0 and dS = 0 do not
+// stop 0 * NaN. Taken where some query does not see some key, and dK or dV came out with one, which may stem from a
+// query or dO that must not reach the key; or where K holds one, which must not reach the dQ of other rows.
 //
-// The same products in the same order, so that keys without such trouble get the same bits, but one after the other; Q
-// and dO lose such values between the scores and the products with dS^T and P^T. Keys that see such a query have a NaN
-// in dS^T; those of dO are added to the dV of the keys that see them at the end. dQ is left as it is.
+// The same products in the same order, so that what has no such trouble gets the same bits, but one after the other; Q,
+// dO and K lose such values between the scores and the products with dS^T, P^T and dS. Keys that see such a query have
+// a NaN in dS^T, queries that see such a key in dS; those of dO are added to the dV of the keys that see them at the
+// end.
 #pragma once
 
 #include <cstdint>
 
-#include "attention/backward_scores.cuh"
-#include "attention/nonfinite.cuh"
-#include "attention/params.h"
-#include "attention/scheduler.h"
-#include "kernels/hopper/backward_loads.cuh"
-#include "ptx/barrier.cuh"
-#include "tile/warp_gemm.cuh"
-#include "tile/warpgroup_gemm.cuh"
+#include "kernels/hopper/backward_consumer.cuh"
 
 namespace flash_cuda::hopper {
 
-// By all consumers.
-template <class Element, class Tile>
-class BackwardAgain {
-  using Shared = BackwardShared<Tile>;
-  using Query = typename Shared::Query;
-  using Gradient = tile::Accumulator<1, Tile::kHeadDim / 8>;
+// By all consumers. OwnsDk, OwnsDv: which gradients this warpgroup has in registers.
+template <class Element, class Tile, bool OwnsDk = true, bool OwnsDv = true>
+class BackwardAgain : BackwardConsumer<Element, Tile> {
+  using Base = BackwardConsumer<Element, Tile>;
+  using Base::p_;
+  using Base::shared_;
+  using Base::warpgroup_;
+  using Base::work_;
+  using typename Base::Gradient;
+  using typename Base::Key;
+  using typename Base::Operand;
+  using typename Base::Query;
+  using typename Base::Rows;
+  using typename Base::Scores;
+  using typename Base::Shared;
+  static constexpr int kHeadDim = Tile::kHeadDim;
   static constexpr int kBlockM = Tile::kBlockM;
   static constexpr int kBlockN = Tile::kBlockN;
-  static constexpr int kQueryTiles = kBlockM / 8;
   static constexpr int kThreads = Tile::kConsumerThreads;
+  static constexpr int kDqColumns = OwnsDv ? Tile::kDqColumns : kHeadDim - Tile::kDqColumns;
 
  public:
   __device__ __forceinline__ BackwardAgain(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
                                            const WorkTile& work, const int warpgroup)
-      : p_(p), maps_(maps), shared_(shared), work_(work), warpgroup_(warpgroup) {}
+      : Base(p, shared, work, warpgroup, work.block * kBlockN + first_row(warpgroup)), maps_(maps) {}
 
-  // Says in shared memory if they have been: then v2::restore_dv() must follow the store of dV.
+  // Says in shared memory if it has been needed: then v2::restore_dv() must follow the store of dV.
   __device__ __forceinline__ void run_if_needed(Gradient& dk, Gradient& dv) {
     const Walk<Tile> walk(p_, work_);
     if (walk.all_seen(p_, work_)) return;
-    const bool bad = has_nonfinite<1, Tile::kHeadDim / 8>(dk) || has_nonfinite<1, Tile::kHeadDim / 8>(dv);
+    const bool bad = (threadIdx.x == 0 && shared_.bad_keys) || (OwnsDk && has_nonfinite<1, kHeadDim / 8>(dk)) ||
+                     (OwnsDv && has_nonfinite<1, kHeadDim / 8>(dv));
     if (!ptx::bar_red_or(1, kThreads, bad)) return;
     if (threadIdx.x == 0) shared_.again = true;
-    tile::clear<1, Tile::kHeadDim / 8>(dk);
-    tile::clear<1, Tile::kHeadDim / 8>(dv);
+    if constexpr (OwnsDk) tile::clear<1, kHeadDim / 8>(dk);
+    if constexpr (OwnsDv) tile::clear<1, kHeadDim / 8>(dv);
 #pragma unroll 1
     for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) compute(at, dk, dv);
+    this->pass_turn();
     sync();
   }
 
  private:
+  __device__ __forceinline__ static int first_row(const int warpgroup) {
+    return Tile::kSplitsKeys ? 64 * warpgroup : 0;
+  }
   __device__ __forceinline__ static void sync() { ptx::bar_sync(1, kThreads); }
 
   // Some query of the block does not see some key of the thread block's.
-  __device__ __forceinline__ bool is_partial(const QueryStep& at) const {
+  __device__ __forceinline__ bool hides_keys(const QueryStep& at) const {
     return !p_.band.covers(at.block * kBlockM, min_of((at.block + 1) * kBlockM, p_.shape.seqlen_q),
                            work_.block * kBlockN, (work_.block + 1) * kBlockN, p_.shape.seqlen_k);
   }
 
-  __device__ __forceinline__ void load(const QueryStep& at) const {
+  __device__ __forceinline__ void load(const QueryStep& at, const bool with_keys) const {
     const int row = at.block * kBlockM;
     if (threadIdx.x == 0) {
       const uint32_t barrier = ptx::shared_address(&shared_.again_barrier);
-      ptx::mbarrier_arrive_expect_tx(barrier, 2 * Query::kBytes);
+      ptx::mbarrier_arrive_expect_tx(barrier, 2 * Query::kBytes + (with_keys ? Key::kBytes : 0));
       load_tile<Query>(shared_.q[0], &maps_.q, barrier, row, at.head, work_.batch);
       load_tile<Query>(shared_.dout[0], &maps_.dout, barrier, row, at.head, work_.batch);
+      if (with_keys) load_tile<Key>(shared_.k, &maps_.k, barrier, work_.block * kBlockN, work_.head, work_.batch);
     }
     const int64_t first = p_.shape.row_index(work_.batch, at.head, row);
     for (int i = threadIdx.x; i < kBlockM; i += kThreads) {
@@ -73,58 +84,68 @@ class BackwardAgain {
     }
   }
 
-  __device__ __forceinline__ void take_nonfinite_out() const {
-    sync();  // the scores no longer need them
-    for (const uint32_t tile : {ptx::shared_address(shared_.q[0]), ptx::shared_address(shared_.dout[0])}) {
-      copy_finite<Element>(tile, tile, Query::kBytes, threadIdx.x, kThreads);
-    }
-    ptx::fence_proxy_async();
-    sync();
+  __device__ __forceinline__ static void take_nonfinite_out(unsigned char* const tile, const int bytes) {
+    const uint32_t address = ptx::shared_address(tile);
+    copy_finite<Element>(address, address, bytes, threadIdx.x, kThreads);
   }
 
   __device__ __forceinline__ void compute(const QueryStep& at, Gradient& dk, Gradient& dv) {
-    constexpr int kHeadDim = Tile::kHeadDim;
-    const int first_key = work_.block * kBlockN + 64 * warpgroup_;
-    sync();  // the block before is done with
-    load(at);
+    const bool with_dq = shared_.bad_keys;  // then nothing of it has been computed yet
+    sync();                                 // the block before is done with
+    load(at, with_dq);
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared_.again_barrier), parity_);
     parity_ ^= 1;
     sync();
-    const uint32_t q_tile = ptx::shared_address(shared_.q[0]), dout_tile = ptx::shared_address(shared_.dout[0]);
-    const uint32_t own_rows = 64 * warpgroup_ * Shared::Key::kRowBytes;
-    tile::Accumulator<1, kQueryTiles> s, dp;
+    const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
+    const uint32_t own_rows = first_row(warpgroup_) * Key::kRowBytes;
+    Scores s, dp;
+    Rows rows;
     ptx::wgmma_fence();
-    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], ptx::shared_address(shared_.k) + own_rows, q_tile);
-    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], ptx::shared_address(shared_.v) + own_rows,
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], this->tile_at(offsetof(Shared, k) + own_rows),
+                                                            q_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], this->tile_at(offsetof(Shared, v) + own_rows),
                                                             dout_tile);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(s[0]);
     ptx::wgmma_hold(dp[0]);
-    exponentiate<1, kQueryTiles>(s, shared_.lse[0], p_.scale * kLog2e);
-    differentiate_softmax<1, kQueryTiles>(s, dp, shared_.delta[0]);
-    mask_transposed<1, kQueryTiles>(s, dp, p_.band, first_key + threadIdx.x % 128 / 32 * 16, at.block * kBlockM,
-                                    p_.shape.seqlen_k);
-    uint32_t probabilities[1][kBlockM / 16][4], ds[1][kBlockM / 16][4];
-    tile::pack_operand<Element, 1, kQueryTiles>(probabilities, s);
-    tile::pack_operand<Element, 1, kQueryTiles>(ds, dp);
-    if (is_partial(at)) take_nonfinite_out();
-    ptx::wgmma_hold(dk[0]);
-    ptx::wgmma_hold(dv[0]);
+    this->load_rows(rows, offsetof(Shared, lse));
+    this->exponentiate(s, rows);
+    this->load_rows(rows, offsetof(Shared, delta));
+    this->differentiate(s, dp, rows);
+    this->mask(at, s, dp);
+    Operand probabilities, ds;
+    tile::pack_operand<Element, 1, kBlockM / 8>(probabilities, s);
+    tile::pack_operand<Element, 1, kBlockM / 8>(ds, dp);
+    if (with_dq && OwnsDk) this->store_ds(ds, first_row(warpgroup_));
+    sync();  // the scores no longer need Q, dO and K
+    if (hides_keys(at)) {
+      take_nonfinite_out(shared_.q[0], Query::kBytes);
+      take_nonfinite_out(shared_.dout[0], Query::kBytes);
+    }
+    if (with_dq) take_nonfinite_out(shared_.k, Key::kBytes);
+    ptx::fence_proxy_async();
+    sync();
+    if constexpr (OwnsDk) ptx::wgmma_hold(dk[0]);
+    if constexpr (OwnsDv) ptx::wgmma_hold(dv[0]);
     ptx::wgmma_fence();
-    tile::multiply_registers<Element>(dv[0], probabilities[0], dout_tile, true);
-    tile::multiply_registers<Element>(dk[0], ds[0], q_tile, true);
+    if constexpr (OwnsDv) tile::multiply_registers<Element>(dv[0], probabilities[0], dout_tile, true);
+    if constexpr (OwnsDk) tile::multiply_registers<Element>(dk[0], ds[0], q_tile, true);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
-    ptx::wgmma_hold(dk[0]);
-    ptx::wgmma_hold(dv[0]);
+    if constexpr (OwnsDk) ptx::wgmma_hold(dk[0]);
+    if constexpr (OwnsDv) ptx::wgmma_hold(dv[0]);
+    if (!with_dq) return;
+    this->advance_ds();  // to the block behind the one that dS^T is in
+    tile::Accumulator<1, kDqColumns / 8> dq;
+    ptx::wgmma_fence();
+    this->template multiply_dq<kDqColumns>(dq);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_hold(dq[0]);
+    this->template add_dq_if_asked<kDqColumns>(at, dq);
   }
 
-  const BackwardParams& p_;
   const BackwardMaps& maps_;
-  Shared& shared_;
-  const WorkTile& work_;
-  int warpgroup_;
   uint32_t parity_ = 0;
 };
 

@@ -16,7 +16,7 @@
 
 namespace flash_cuda::hopper {
 
-// Tensor maps (head_dim, row, head, batch) with boxes of a panel: BlockM rows of Q and dO, 128 rows of K and V.
+// Tensor maps (head_dim, row, head, batch) with boxes of a panel: BlockM rows of Q and dO, BlockN rows of K and V.
 struct BackwardMaps {
   CUtensorMap q;
   CUtensorMap k;
@@ -52,6 +52,16 @@ class Walk {
   int first_head_, end_head_;
 };
 
+// P^T in float32 from the warpgroup that computes it to the one that needs it, thread by thread; where they split keys,
+// both have their own.
+template <class Tile, bool = Tile::kSplitsKeys>
+struct BackwardExchange {};
+template <class Tile>
+struct BackwardExchange<Tile, false> {
+  float4 p[Tile::kBlockM / 8][128];
+  tile::RingBarriers<1> barriers;
+};
+
 template <class Tile>
 struct BackwardShared {
   using Key = tile::Panels<Tile::kBlockN, Tile::kHeadDim>;
@@ -63,14 +73,17 @@ struct BackwardShared {
   unsigned char v[Key::kBytes];
   Stages q;
   Stages dout;
-  unsigned char ds[2][Score::kBytes];         // dS^T, of this step and the last
-  unsigned char finite[2][Key::kPanelBytes];  // a warpgroup's part of K without NaNs and infinities, where needed
-  Rows lse;
-  Rows delta;
+  unsigned char ds[Tile::kScoreBlocks][Score::kBytes];  // dS^T
+  [[no_unique_address]] BackwardExchange<Tile> exchange;
+  alignas(16) Rows lse;
+  alignas(16) Rows delta;
   tile::RingBarriers<1> key_barriers;
   tile::RingBarriers<Tile::kStages> query_barriers;  // Q, dO, lse, D
+  uint64_t score_barriers[Tile::kScoreBlocks];       // dS^T is there; that a block is free follows from other barriers
   uint64_t again_barrier;
-  bool again;  // dK and dV have been computed once more; here for want of registers
+  // Here for want of registers:
+  bool bad_keys;  // K holds a NaN or an infinity, and not all queries see all keys
+  bool again;     // dK and dV come from the slow way
 };
 
 // One warp: all loads, in the order in which the consumers wait for them. Rows past the end come as Q = dO = 0 and

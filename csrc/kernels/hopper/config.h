@@ -62,39 +62,54 @@ struct ForwardTiles<192> : TileChoice<ForwardTile<192, 2, 96, 2>> {};
 template <>
 struct ForwardTiles<256> : TileChoice<ForwardTile<256, 2, 64, 2>> {};
 
-// Backward: a thread block has 128 keys, 64 for each of two warpgroups, and walks over blocks of BlockM queries, Stages
-// of them in shared memory at a time. A third warpgroup loads, and gives its registers to the others.
-template <int HeadDim, int BlockM, int Stages>
+// Backward: a thread block has BlockN keys and walks over blocks of BlockM queries, two of them in shared memory at a
+// time. Two warpgroups compute; a third loads, and gives its registers to them.
+template <int HeadDim, int BlockM, int BlockN>
 struct BackwardTile {
   static constexpr int kHeadDim = HeadDim;
   static constexpr int kBlockM = BlockM;
-  static constexpr int kBlockN = 128;
-  static constexpr int kStages = Stages;
-  static constexpr int kWarps = 8;  // of the two: 16 keys each
+  static constexpr int kBlockN = BlockN;
+  static constexpr int kStages = 2;
+  static constexpr int kWarps = 8;  // of the two
   static constexpr int kConsumerThreads = 32 * kWarps;
   static constexpr int kThreads = kConsumerThreads + 128;
   static constexpr int kConsumerRegisters = 240;
   static constexpr int kProducerRegisters = 24;
-  // How the warpgroups share a block of dQ: 64 rows each, or 64 columns each.
+  // How the warpgroups share the work: 64 keys each (backward.cuh), or dV to one and dK to the other
+  // (backward_wide.cuh).
+  static constexpr bool kSplitsKeys = BlockN == 128;
+  // And a block of dQ: 64 of its rows each; or its columns, this many for the first.
   static constexpr bool kSplitsRows = BlockM == 128;
-  static_assert(kSplitsRows ? HeadDim == 64 : HeadDim == 128 && BlockM == 64, "64 columns of dQ in registers");
+  static constexpr int kDqColumns = kSplitsRows ? HeadDim : HeadDim <= 128 ? 64 : 128;
+  // Blocks of dS^T in shared memory: of this step, of the last, and where a warpgroup may run a step ahead one more.
+  static constexpr int kScoreBlocks = kSplitsKeys ? 3 : 2;
+  static_assert(kSplitsRows ? HeadDim == 64 && BlockN == 128 : BlockM == 64);
 };
 
-// The largest head dim with a backward.
-inline constexpr int kMostBackwardHeadDim = 128;
-
-// The tile's head dim that serves one.
-constexpr int backward_head_dim(const int head_dim) { return head_dim <= 64 ? 64 : kMostBackwardHeadDim; }
+// The narrowest tile's; smaller head dims run in it.
+inline constexpr int kLeastBackwardHeadDim = 64;
 
 template <int HeadDim>
 struct BackwardTiles;
 template <>
 struct BackwardTiles<64> {
-  using Tile = BackwardTile<64, 128, 2>;
+  using Tile = BackwardTile<64, 128, 128>;
+};
+template <>
+struct BackwardTiles<96> {
+  using Tile = BackwardTile<96, 64, 64>;
 };
 template <>
 struct BackwardTiles<128> {
-  using Tile = BackwardTile<128, 64, 2>;
+  using Tile = BackwardTile<128, 64, 128>;
+};
+template <>
+struct BackwardTiles<192> {
+  using Tile = BackwardTile<192, 64, 64>;
+};
+template <>
+struct BackwardTiles<256> {
+  using Tile = BackwardTile<256, 64, 64>;
 };
 
 }  // namespace flash_cuda::hopper

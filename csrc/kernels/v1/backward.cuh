@@ -227,8 +227,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       differentiate_softmax<kKeyTiles, kQueryTiles>(s, dp, shared.delta + warp_query);
       const bool partial = !covers(row_begin, row_begin + Tile::kBlockM);
       if (partial) {
-        mask_transposed<kKeyTiles, kQueryTiles>(s, dp, p.band, key_begin + warp_key, row_begin + warp_query,
-                                                p.shape.seqlen_k);
+        mask_transposed<kKeyTiles, kQueryTiles>(p.band, key_begin + warp_key, row_begin + warp_query, p.shape.seqlen_k,
+                                                s, dp);
       }
       store_scores<Element, Tile::kBlockM, kKeyTiles, kQueryTiles>(p_tile, s, warp_key, warp_query);
       store_scores<Element, Tile::kBlockM, kKeyTiles, kQueryTiles>(ds_tile, dp, warp_key, warp_query);

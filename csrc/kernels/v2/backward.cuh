@@ -156,8 +156,8 @@ __device__ __forceinline__ bool backward_pass(const BackwardParams& p, const Til
     const bool partial = !p.band.covers(row_begin, min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q), key_begin,
                                         key_begin + Tile::kBlockN, p.shape.seqlen_k);
     if (partial) {
-      mask_transposed<kKeyTiles, kQueryTiles>(s, dp, p.band, key_begin + warp_key, row_begin + warp_query,
-                                              p.shape.seqlen_k);
+      mask_transposed<kKeyTiles, kQueryTiles>(p.band, key_begin + warp_key, row_begin + warp_query, p.shape.seqlen_k, s,
+                                              dp);
     }
     if constexpr (!kScoresInRegisters) {
       store_scores<Element, Tile::kBlockM, kKeyTiles, kQueryTiles>(p_tile, s, warp_key, warp_query);

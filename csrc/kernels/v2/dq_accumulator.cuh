@@ -81,13 +81,19 @@ class DqAccumulator {
   template <class Sync>
   __device__ void wait_turn(const BackwardParams& p, const int& kv_block, const Sync& sync) const {
     if (p.turns == nullptr) return;
+    if (threadIdx.x == 0) wait_turns(p, rank(p, kv_block));
+    sync();
+  }
+  // How many blocks of keys add before this one.
+  __device__ int rank(const BackwardParams& p, const int kv_block) const {
     const int row_begin = block_ * Tile::kBlockM;
     const BlockRange contributors = p.band.key_blocks(row_begin, min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q),
                                                       p.shape.seqlen_k, Tile::kBlockN);
-    if (threadIdx.x == 0) {
-      while (ptx::ld_acquire(p.turns + index_) != contributors.end - 1 - kv_block) __nanosleep(64);
-    }
-    sync();
+    return contributors.end - 1 - kv_block;
+  }
+  // One thread: until at least `count` turns have been passed on.
+  __device__ void wait_turns(const BackwardParams& p, const int count) const {
+    while (ptx::ld_acquire(turn(p)) < count) __nanosleep(64);
   }
 
   __device__ void reset_turn(const BackwardParams& p) const { p.turns[index_] = 0; }
@@ -97,8 +103,10 @@ class DqAccumulator {
     if (p.turns == nullptr) return;
     __threadfence();
     sync();
-    if (threadIdx.x == 0) ptx::red_release_add(p.turns + index_, 1);
+    if (threadIdx.x == 0) ptx::red_release_add(turn(p), 1);
   }
+
+  __device__ int* turn(const BackwardParams& p) const { return p.turns + index_; }
 
  private:
   int block_;

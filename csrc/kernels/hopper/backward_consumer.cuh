@@ -1,0 +1,236 @@
+// What the two kinds of consumers of the Hopper backward (backward.cuh, backward_wide.cuh) have in common: the parts of
+// a step in the registers of one warpgroup, with 64 keys along its rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/backward_scores.cuh"
+#include "attention/nonfinite.cuh"
+#include "attention/params.h"
+#include "attention/scheduler.h"
+#include "kernels/hopper/backward_loads.cuh"
+#include "kernels/v2/dq_accumulator.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tma.cuh"
+#include "tile/ring.cuh"
+#include "tile/warp_gemm.cuh"
+#include "tile/warpgroup_gemm.cuh"
+
+namespace flash_cuda::hopper {
+
+template <class Element, class Tile>
+class BackwardConsumer {
+ protected:
+  using Shared = BackwardShared<Tile>;
+  using Key = typename Shared::Key;
+  using Query = typename Shared::Query;
+  using Score = typename Shared::Score;
+  static constexpr int kHeadDim = Tile::kHeadDim;
+  static constexpr int kBlockM = Tile::kBlockM;
+  static constexpr int kBlockN = Tile::kBlockN;
+  static constexpr int kQueryTiles = kBlockM / 8;
+  using Scores = tile::Accumulator<1, kQueryTiles>;
+  using Gradient = tile::Accumulator<1, kHeadDim / 8>;
+  using Operand = uint32_t[1][kBlockM / 16][4];
+  using Rows = float2[kQueryTiles];  // lse or D of the queries in this lane's columns
+
+  __device__ __forceinline__ BackwardConsumer(const BackwardParams& p, Shared& shared, const WorkTile& work,
+                                              const int warpgroup, const int first_key)
+      : p_(p),
+        shared_(shared),
+        work_(work),
+        warpgroup_(warpgroup),
+        first_key_(first_key),
+        base_(ptx::shared_address(&shared)),
+        queries_(shared.query_barriers) {}
+
+  // Of a tile at this offset in shared memory. Forgotten, or the compiler would keep all descriptors of a product from
+  // one step to the next.
+  __device__ __forceinline__ uint32_t tile_at(const int offset) const { return ptx::forget(base_ + offset); }
+  __device__ __forceinline__ uint32_t q_tile() const {
+    return tile_at(offsetof(Shared, q) + queries_.stage() * Query::kBytes);
+  }
+  __device__ __forceinline__ uint32_t dout_tile() const {
+    return tile_at(offsetof(Shared, dout) + queries_.stage() * Query::kBytes);
+  }
+  __device__ __forceinline__ static int warp_row() { return threadIdx.x % 128 / 32 * 16; }
+
+  // Both warpgroups, before their first step. A key with a NaN or an infinity must not reach the dQ of rows that do not
+  // see it, and dS = 0 does not stop it: then BackwardAgain does everything, and the loads of the first pass are let
+  // go. Noted in shared memory, for want of registers.
+  __device__ __forceinline__ bool keys_are_bad(const Walk<Tile>& walk) const {
+    if (walk.all_seen(p_, work_)) return false;
+    bool found = false;
+    for (int i = threadIdx.x * 16; i < Key::kBytes; i += Tile::kConsumerThreads * 16) {
+      found |= has_nonfinite<Element>(ptx::ld_shared_v4(ptx::shared_address(shared_.k) + i));
+    }
+    found = ptx::bar_red_or(1, Tile::kConsumerThreads, found);
+    if (found && threadIdx.x == 0) shared_.bad_keys = true;
+    return found;
+  }
+  __device__ __forceinline__ void skip(const Walk<Tile>& walk) {
+    for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
+      queries_.wait_full();
+      ptx::mbarrier_arrive(queries_.empty());
+      queries_.advance();
+    }
+  }
+
+  // Some query of the block does not see some of this warpgroup's keys.
+  __device__ __forceinline__ bool is_partial(const QueryStep& at) const {
+    const int row_begin = at.block * kBlockM;
+    return !p_.band.covers(row_begin, min_of(row_begin + kBlockM, p_.shape.seqlen_q), first_key_, first_key_ + 64,
+                           p_.shape.seqlen_k);
+  }
+  template <class... Accumulators>
+  __device__ __forceinline__ void mask(const QueryStep& at, Accumulators&... accumulators) const {
+    mask_transposed<1, kQueryTiles>(p_.band, first_key_ + warp_row(), at.block * kBlockM, p_.shape.seqlen_k,
+                                    accumulators...);
+  }
+
+  // Loaded where it is written: ahead of a wait, as shared memory is slow while products read it.
+  __device__ __forceinline__ void load_rows(Rows& rows, const int offset) const {
+    const uint32_t first = base_ + offset + queries_.stage() * kBlockM * 4 + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n) rows[n] = ptx::ld_shared_v2_f32(first + 32 * n);
+  }
+
+  // S^T becomes P^T.
+  __device__ __forceinline__ void exponentiate(Scores& s, const Rows& lse) const {
+    const float scale_log2 = p_.scale * kLog2e;
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n) {
+      const float log2_sum[2] = {lse[n].x * kLog2e, lse[n].y * kLog2e};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[0][n][e] = ptx::ex2_approx_ftz(fmaf(s[0][n][e], scale_log2, -log2_sum[e % 2]));
+    }
+  }
+
+  // dP^T becomes dS^T = P^T * (dP^T - D).
+  __device__ __forceinline__ static void differentiate(const Scores& p, Scores& dp, const Rows& delta) {
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dp[0][n][e] = p[0][n][e] * (dp[0][n][e] - (e % 2 ? delta[n].y : delta[n].x));
+  }
+
+  // The ring of blocks of dS^T: score_block_ is of this step, and its barrier says with this parity that all have
+  // written to it; last_block() is of the step before.
+  __device__ __forceinline__ uint32_t score_barrier(const int block) const {
+    return base_ + offsetof(Shared, score_barriers) + 8 * block;
+  }
+  __device__ __forceinline__ int last_block() const {
+    return score_block_ == 0 ? Tile::kScoreBlocks - 1 : score_block_ - 1;
+  }
+  __device__ __forceinline__ void wait_last_ds() const {
+    ptx::mbarrier_wait_parity(score_barrier(last_block()), score_block_ == 0 ? score_parity_ ^ 1 : score_parity_);
+  }
+  __device__ __forceinline__ void advance_ds() {
+    if (++score_block_ == Tile::kScoreBlocks) {
+      score_block_ = 0;
+      score_parity_ ^= 1;
+    }
+  }
+
+  // dS^T of a warp's 16 keys, a row of queries each: for dQ, a step later.
+  __device__ __forceinline__ void store_ds(const Operand& ds, const int first_row) const {
+    const int lane = threadIdx.x % 32;
+    // Steps of 16 queries are XORed to the address, as the swizzle does it: the tile is aligned to its period.
+    const uint32_t first = base_ + offsetof(Shared, ds) + score_block_ * Score::kBytes +
+                           Score::offset(first_row + warp_row() + lane % 16, lane / 16);
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; ++k) {
+      ptx::stmatrix_x4((first ^ k % 4 * 32) + k / 4 * Score::kPanelBytes, ds[0][k]);
+    }
+    ptx::fence_proxy_async();
+  }
+  __device__ __forceinline__ void announce_ds() const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(score_barrier(score_block_));
+  }
+
+  // dQ = dS K of the step before; this warpgroup's 64 rows or Columns columns.
+  template <int Columns>
+  __device__ __forceinline__ void multiply_dq(tile::Accumulator<1, Columns / 8>& dq) const {
+    const int rows = Tile::kSplitsRows ? warpgroup_ * Score::kPanelBytes : 0;
+    const int columns = Tile::kSplitsRows ? 0 : warpgroup_ * (Tile::kDqColumns / Key::kColumns * Key::kPanelBytes);
+    tile::multiply_columns_by_columns<Element, Score, Key>(
+        dq[0], tile_at(offsetof(Shared, ds) + last_block() * Score::kBytes + rows),
+        tile_at(offsetof(Shared, k) + columns));
+    ptx::wgmma_commit_group();
+  }
+
+  template <int Columns>
+  __device__ __forceinline__ void add_dq(const QueryStep& at, const tile::Accumulator<1, Columns / 8>& dq) const {
+    const v2::DqAccumulator<Tile> accumulator(p_, work_.batch, at.head, at.block);
+    float* const sum = accumulator.element((Tile::kSplitsRows ? 4 * warpgroup_ : 0) + warp_row() / 16,
+                                           Tile::kSplitsRows ? 0 : Tile::kDqColumns / 8 * warpgroup_, 0);
+#pragma unroll
+    for (int n = 0; n < Columns / 8; ++n) ptx::red_add_v4_f32(sum + 128 * n, dq[0][n]);
+  }
+  // With no products under way: a branch between them would have the compiler wait for each. In deterministic mode both
+  // warpgroups of a block of keys add, in whatever order, after both of the block before it. They pass the turn on with
+  // the next sum, when theirs has long arrived, and at the end.
+  template <int Columns>
+  __device__ __forceinline__ void add_dq_if_asked(const QueryStep& at, const tile::Accumulator<1, Columns / 8>& dq) {
+    if (p_.dq == nullptr) return;
+    if (p_.turns != nullptr) {
+      pass_turn();
+      const v2::DqAccumulator<Tile> accumulator(p_, work_.batch, at.head, at.block);
+      if (leads()) accumulator.wait_turns(p_, 2 * accumulator.rank(p_, work_.block));
+      sync_warpgroup();
+      turn_ = accumulator.turn(p_);
+    }
+    add_dq<Columns>(at, dq);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    if (turn_ == nullptr) return;
+    __threadfence();
+    sync_warpgroup();
+    if (leads()) ptx::red_release_add(turn_, 1);
+    turn_ = nullptr;
+  }
+  __device__ __forceinline__ static bool leads() { return threadIdx.x % 128 == 0; }
+  __device__ __forceinline__ void sync_warpgroup() const { ptx::bar_sync(2 + warpgroup_, 128); }
+
+  // As store_output(): a quad writes 32 bytes of a row with each store.
+  __device__ __forceinline__ void store(void* const tensor, const Strides& strides, const Gradient& acc,
+                                        const float scale) const {
+    if (tensor == nullptr) return;
+    const int lane = threadIdx.x % 32;
+    const int odd = lane % 2;
+    const int column = odd * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_key_ + warp_row() + half * 8 + lane / 4;
+      auto* const out = static_cast<Element*>(tensor) + work_.batch * strides.batch + work_.head * strides.head +
+                        row * strides.row + column;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; n += 2) {
+        const float (&left)[4] = acc[0][n];
+        const float (&right)[4] = acc[0][n + 1];
+        const uint32_t a = ptx::cvt_rn_x2_f32<Element>(left[2 * half] * scale, left[2 * half + 1] * scale);
+        const uint32_t b = ptx::cvt_rn_x2_f32<Element>(right[2 * half] * scale, right[2 * half + 1] * scale);
+        const uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
+        ptx::st_global_v2_b32(out + 8 * n, make_uint2(odd ? theirs : a, odd ? b : theirs),
+                              row < p_.shape.seqlen_k && 8 * n + column < p_.shape.head_dim);
+      }
+    }
+  }
+
+  const BackwardParams& p_;
+  Shared& shared_;
+  const WorkTile& work_;
+  int warpgroup_;
+  int first_key_;
+  uint32_t base_;  // of shared_: all tiles lie at fixed distances from it
+  tile::RingCursor<Tile::kStages> queries_;
+  int score_block_ = 0;
+  uint32_t score_parity_ = 0;
+  int* turn_ = nullptr;  // to be passed on
+};
+
+}  // namespace flash_cuda::hopper

@@ -1,0 +1,161 @@
+// The consumers of backward.cuh where the registers of two warpgroups hold dK and dV of 64 keys only (and head dim 96,
+// whose columns two warpgroups of 64 keys could not share):
+//
+//   the first warpgroup                                   the second
+//     S^T = K Q^T; P^T = exp(S^T - lse)                     dP^T = V dO^T
+//                          P^T, float32, through shared memory
+//                                                           dS^T = P^T * (dP^T - D)
+//     dQ_i-1 += dS_i-1 K, its first columns                 dQ_i-1, the others
+//     dV += P^T dO                                          dK += dS^T Q
+//
+// Against halves of the queries for each this reads K and V half as often from shared memory, and P^T and dS^T are
+// still operands as they lie in registers. The first runs up to a step ahead.
+#pragma once
+
+#include "kernels/hopper/backward_again.cuh"
+#include "kernels/hopper/backward_consumer.cuh"
+#include "kernels/hopper/config.h"
+#include "kernels/v2/restore_dv.cuh"
+
+namespace flash_cuda::hopper {
+
+template <class Element, class Tile, bool Sums, bool OwnsDv>
+class WideConsumer : BackwardConsumer<Element, Tile> {
+  using Base = BackwardConsumer<Element, Tile>;
+  using Base::p_;
+  using Base::queries_;
+  using Base::shared_;
+  using Base::work_;
+  using typename Base::Gradient;
+  using typename Base::Operand;
+  using typename Base::Rows;
+  using typename Base::Scores;
+  using typename Base::Shared;
+  static constexpr int kHeadDim = Tile::kHeadDim;
+  static constexpr int kQueryTiles = Tile::kBlockM / 8;
+  static constexpr int kDqColumns = OwnsDv ? Tile::kDqColumns : kHeadDim - Tile::kDqColumns;
+
+ public:
+  __device__ __forceinline__ WideConsumer(const BackwardParams& p, Shared& shared, const WorkTile& work)
+      : Base(p, shared, work, OwnsDv ? 0 : 1, work.block * Tile::kBlockN), exchange_(shared.exchange.barriers) {}
+
+  __device__ __forceinline__ void run(const BackwardMaps& maps) {
+    const Walk<Tile> walk(p_, work_);
+    tile::clear<1, kHeadDim / 8>(gradient_);
+    QueryStep at = walk.begin();
+    if (!walk.is_end(at)) {
+      tile::RingCursor<1>(shared_.key_barriers).wait_full();
+      if (this->keys_are_bad(walk)) {
+        this->skip(walk);
+      } else {
+        compute<true>(at, at);
+        QueryStep before = at;
+        for (at = walk.next(at); !walk.is_end(at); at = walk.next(at)) {
+          compute<false>(at, before);
+          before = at;
+        }
+        this->wait_last_ds();
+        finish_dq(before);
+        if constexpr (!Sums) this->pass_turn();
+      }
+      BackwardAgain<Element, Tile, !OwnsDv, OwnsDv>(p_, maps, shared_, work_, OwnsDv ? 0 : 1)
+          .run_if_needed(gradient_, gradient_);
+    }
+    this->store(OwnsDv ? p_.dv : p_.dk, OwnsDv ? p_.dv_strides : p_.dk_strides, gradient_, OwnsDv ? 1.f : p_.scale);
+    if (OwnsDv && shared_.again) v2::restore_dv<Element, Tile>(p_, work_);
+  }
+
+ private:
+  // A block of queries of one head; dQ of the one before.
+  template <bool First>
+  __device__ __forceinline__ void compute(const QueryStep& at, const QueryStep& before) {
+    const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
+    Scores s;  // S^T or dP^T
+    Rows rows;
+    queries_.wait_full();
+    ptx::wgmma_fence();
+    tile::multiply_rows_by_rows<Element, kHeadDim>(
+        s[0], this->tile_at(OwnsDv ? offsetof(Shared, k) : offsetof(Shared, v)), OwnsDv ? q_tile : dout_tile);
+    ptx::wgmma_commit_group();
+    this->load_rows(rows, OwnsDv ? offsetof(Shared, lse) : offsetof(Shared, delta));
+    if constexpr (OwnsDv) {
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_hold(s[0]);
+      this->exponentiate(s, rows);
+      if (this->is_partial(at)) this->mask(at, s);
+      give(s);
+    } else {
+      Scores p;
+      take(p);
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_hold(s[0]);
+      this->differentiate(p, s, rows);
+      if (this->is_partial(at)) this->mask(at, s);
+    }
+    exchange_.advance();
+    Operand operand;
+    tile::pack_operand<Element, 1, kQueryTiles>(operand, s);
+
+    if constexpr (!First) this->wait_last_ds();
+    tile::Accumulator<1, kDqColumns / 8> dq;
+    if constexpr (First || !Sums) {
+      ptx::wgmma_hold(gradient_[0]);
+    } else {
+      ptx::wgmma_fence();
+      this->template multiply_dq<kDqColumns>(dq);
+    }
+    ptx::wgmma_fence();
+    tile::multiply_registers<Element>(gradient_[0], operand[0], OwnsDv ? dout_tile : q_tile, true);
+    ptx::wgmma_commit_group();
+    // Into the block whose dQ the other has finished: it has given P^T of this step since.
+    if constexpr (!OwnsDv) {
+      this->store_ds(operand, 0);
+      this->announce_ds();
+    }
+    if constexpr (Sums) this->advance_ds();
+    if constexpr (Sums && !First) {
+      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_hold(dq[0]);
+      this->template add_dq<kDqColumns>(before, dq);
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_hold(gradient_[0]);
+    ptx::mbarrier_arrive(queries_.empty());
+    queries_.advance();
+    if constexpr (!Sums) {
+      if constexpr (!First) finish_dq(before);
+      this->advance_ds();
+    }
+  }
+
+  __device__ __forceinline__ void finish_dq(const QueryStep& at) {
+    tile::Accumulator<1, kDqColumns / 8> dq;
+    ptx::wgmma_fence();
+    this->template multiply_dq<kDqColumns>(dq);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_hold(dq[0]);
+    this->template add_dq_if_asked<kDqColumns>(at, dq);
+  }
+
+  // P^T from a thread to its twin in the other warpgroup, which holds the same elements.
+  __device__ __forceinline__ uint32_t slot(const int n) const {
+    return ptx::shared_address(&shared_.exchange.p[n][threadIdx.x % 128]);
+  }
+  __device__ __forceinline__ void give(const Scores& p) const {
+    exchange_.wait_empty();
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n) ptx::st_shared_v4_f32(slot(n), p[0][n]);
+    ptx::mbarrier_arrive(exchange_.full());
+  }
+  __device__ __forceinline__ void take(Scores& p) const {
+    exchange_.wait_full();
+#pragma unroll
+    for (int n = 0; n < kQueryTiles; ++n) ptx::ld_shared_v4_f32(p[0][n], slot(n));
+    ptx::mbarrier_arrive(exchange_.empty());
+  }
+
+  tile::RingCursor<1> exchange_;
+  Gradient gradient_;
+};
+
+}  // namespace flash_cuda::hopper
