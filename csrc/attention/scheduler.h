@@ -72,13 +72,10 @@ struct TileOrder {
 
   // For persistent thread blocks, which draw their tiles: all blocks of a section of heads, longest first, then the
   // next section. No phases: the short blocks at the end of one section and the long ones of the next overlap.
-  // A section has at least `least_heads`, if there are so many.
   static constexpr TileOrder by_section(int blocks, int heads, int batches, bool ascending, int64_t bytes_per_head,
-                                        int64_t l2_bytes, int least_heads = 1) {
+                                        int64_t l2_bytes) {
     const int64_t total = int64_t{heads} * batches;
-    const int64_t fit = section_for(bytes_per_head, l2_bytes * 4 / 3, total);
-    const int64_t wanted = least_heads < total ? least_heads : total;
-    const int64_t most = fit > wanted ? fit : wanted;
+    const int64_t most = section_for(bytes_per_head, l2_bytes * 4 / 3, total);
     const int64_t sections = total > 0 ? (total + most - 1) / most : 1;
     const int width = int(total > 0 ? (total + sections - 1) / sections : 1);
     return {blocks, heads, batches, blocks > 0 ? blocks : 1, width, ascending, unsigned(blocks) * width};

@@ -29,7 +29,7 @@ cudaError_t launch_backward(const BackwardParams& params, cudaStream_t stream, c
       launch_grid<v2::backward_prepare_kernel<Element, Tile>>(v2::kRowThreads, 0, params, row_order, stream);
   if (error == cudaSuccess) error = launch_main();
   if (error != cudaSuccess || params.dq == nullptr) return error;
-  return launch_grid<v2::backward_finish_kernel<Element, Tile>>(Tile::kBlockM * 2, 0, params, row_order, stream);
+  return launch_grid<v2::backward_finish_kernel<Element, Tile>>(v2::kFinishThreads<Tile>, 0, params, row_order, stream);
 }
 
 }  // namespace flash_cuda

@@ -9,6 +9,7 @@
 #include "launch/head_dim.h"
 #include "launch/launch.h"
 #include "launch/tensor_map.cuh"
+#include "launch/work_queue.h"
 
 namespace flash_cuda {
 
@@ -24,23 +25,21 @@ inline BackwardWorkspace hopper_workspace_of_tile(const Shape& shape) {
 
 // The blocks of keys of as many heads as fit the L2 cache, then the next heads'. Under a causal mask the first keys
 // have the most queries: block 0 is the longest, and goes first. The deterministic sum needs larger block numbers
-// first, whatever their length (v2::DqAccumulator), and few blocks of a head at the same time, which would wait for
-// each other.
+// first, whatever their length (v2::DqAccumulator).
 template <class Element>
-TileOrder hopper_key_order(const BackwardParams& params, const int block_n, const DeviceLimits& limits) {
+TileOrder hopper_key_order(const BackwardParams& params, const int block_n, const int64_t l2_bytes) {
   const Shape& s = params.shape;
   const int blocks = blocks_of(s.seqlen_k, block_n);
-  if (params.turns != nullptr) {
-    return TileOrder::by_section(blocks, s.heads_kv, s.batch, false, query_bytes<Element>(s), limits.l2_bytes,
-                                 limits.multiprocessors);
-  }
-  return params.band.is_uneven(s.seqlen_k)
-             ? TileOrder::by_section(blocks, s.heads_kv, s.batch, true, query_bytes<Element>(s), limits.l2_bytes)
-             : TileOrder::even(blocks, s.heads_kv, s.batch);
+  TileOrder order = params.band.is_uneven(s.seqlen_k)
+                        ? TileOrder::by_section(blocks, s.heads_kv, s.batch, true, query_bytes<Element>(s), l2_bytes)
+                        : TileOrder::even(blocks, s.heads_kv, s.batch);
+  if (params.turns != nullptr) order.ascending = false;
+  return order;
 }
 
 template <class Element, class Tile, bool Sums>
-cudaError_t launch_hopper_backward_main(const BackwardParams& params, const TileOrder& order, cudaStream_t stream) {
+cudaError_t launch_hopper_backward_main(const BackwardParams& params, const TileOrder& order,
+                                        const DeviceLimits& limits, cudaStream_t stream) {
   using Shared = hopper::BackwardShared<Tile>;
   constexpr auto kKernel = hopper::backward_kernel<Element, Tile, Sums>;
   constexpr int kSharedBytes = int(sizeof(Shared)) + hopper::kSharedAlignment;
@@ -63,9 +62,14 @@ cudaError_t launch_hopper_backward_main(const BackwardParams& params, const Tile
   if (error == cudaSuccess) error = map_queries(maps.dout, params.dout, params.dout_strides);
   if (error == cudaSuccess) error = map_keys(maps.k, params.k, params.k_strides);
   if (error == cudaSuccess) error = map_keys(maps.v, params.v, params.v_strides);
+  maps.scale_log2 = params.scale * kLog2e;
   if (error == cudaSuccess) error = allow_shared_memory<kKernel>(kSharedBytes);
   if (error != cudaSuccess) return error;
-  kKernel<<<unsigned(order.tiles()), Tile::kThreads, kSharedBytes, stream>>>(params, order, maps);
+  // Where blocks of keys wait for each other's turns, each has a thread block of its own: one of a smaller grid that is
+  // waited for might never start.
+  const auto grid = unsigned(Sums ? std::min<int64_t>(order.tiles(), limits.multiprocessors) : order.tiles());
+  WorkQueue* const queue = order.tiles() > grid ? work_queue(stream) : nullptr;
+  kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(params, order, maps, queue);
   return cudaGetLastError();
 }
 
@@ -74,10 +78,10 @@ cudaError_t launch_hopper_backward(const BackwardParams& params, const DeviceLim
   return visit_hopper_backward_tile(params.shape, [&](auto tile) {
     using Tile = decltype(tile);
     return launch_backward<Element, Tile>(params, stream, [&] {
-      const TileOrder order = hopper_key_order<Element>(params, Tile::kBlockN, limits);
+      const TileOrder order = hopper_key_order<Element>(params, Tile::kBlockN, limits.l2_bytes);
       return params.dq != nullptr && params.turns == nullptr
-                 ? launch_hopper_backward_main<Element, Tile, true>(params, order, stream)
-                 : launch_hopper_backward_main<Element, Tile, false>(params, order, stream);
+                 ? launch_hopper_backward_main<Element, Tile, true>(params, order, limits, stream)
+                 : launch_hopper_backward_main<Element, Tile, false>(params, order, limits, stream);
     });
   });
 }

@@ -13,6 +13,13 @@ __device__ __forceinline__ unsigned ctaid_x() {
   return x;
 }
 
+// threadIdx.x, likewise.
+__device__ __forceinline__ int tid_x() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // gridDim.x.
 __device__ __forceinline__ unsigned nctaid_x() {
   unsigned x;

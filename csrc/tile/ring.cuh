@@ -28,7 +28,9 @@ struct RingBarriers {
 template <int Stages>
 class RingCursor {
  public:
-  __device__ explicit RingCursor(const RingBarriers<Stages>& barriers) : full_(ptx::shared_address(barriers.full)) {}
+  // passed: how many stages this side has been through before.
+  __device__ explicit RingCursor(const RingBarriers<Stages>& barriers, const unsigned passed = 0)
+      : full_(ptx::shared_address(barriers.full)), stage_(passed % Stages), parity_(passed / Stages % 2) {}
 
   __device__ int stage() const { return stage_; }
 
@@ -53,8 +55,8 @@ class RingCursor {
 
  private:
   uint32_t full_;
-  int stage_ = 0;
-  uint32_t parity_ = 0;
+  int stage_;
+  uint32_t parity_;
 };
 
 }  // namespace flash_cuda::tile

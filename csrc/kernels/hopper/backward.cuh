@@ -30,6 +30,7 @@ template <class Element, class Tile, bool Sums>
 class KeyConsumer : BackwardConsumer<Element, Tile> {
   using Base = BackwardConsumer<Element, Tile>;
   using Base::first_key_;
+  using Base::maps_;
   using Base::p_;
   using Base::queries_;
   using Base::shared_;
@@ -47,47 +48,55 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
   // At d 64 the exponentials take as long as half of the products: the second warpgroup begins half a step late.
   static constexpr bool kStaggers = Tile::kSplitsRows;
   static constexpr int kStaggerBarrier = 4;
+  // Under a causal mask half of a tile's keys see nothing of its first 64 queries.
+  static constexpr bool kPasses = Tile::kBlockM == 64;
   // dS^T goes to shared memory before the products of dV and dK are issued, or beside them.
   static constexpr bool kPutsFirst = Tile::kSplitsRows;
 
  public:
-  __device__ __forceinline__ KeyConsumer(const BackwardParams& p, Shared& shared, const WorkTile& work,
-                                         const int warpgroup)
-      : Base(p, shared, work, warpgroup, work.block * kBlockN + 64 * warpgroup) {}
+  __device__ __forceinline__ KeyConsumer(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
+                                         const BackwardNote& note, const int warpgroup)
+      : Base(p, maps, shared, note, warpgroup) {}
 
-  __device__ __forceinline__ void run(const BackwardMaps& maps) {
+  __device__ __forceinline__ void run() {
     const Walk<Tile> walk(p_, work_);
     tile::clear<1, kHeadDim / 8>(dk_);
     tile::clear<1, kHeadDim / 8>(dv_);
     QueryStep at = walk.begin();
     if (!walk.is_end(at)) {
-      tile::RingCursor<1>(shared_.key_barriers).wait_full();
       if (this->keys_are_bad(walk)) {
         this->skip(walk);
       } else {
         if (kStaggers && warpgroup_ == 1) ptx::bar_sync(kStaggerBarrier, Tile::kConsumerThreads);
-        compute<true>(at, at);
-        QueryStep before = at;
+        if (is_unseen(at)) {
+          pass<true>(at, 0);
+        } else {
+          compute<true>(at, 0);
+        }
+        int before = this->sum_of(at);
         for (at = walk.next(at); !walk.is_end(at); at = walk.next(at)) {
-          compute<false>(at, before);
-          before = at;
+          if (is_unseen(at)) {
+            pass<false>(at, before);
+          } else {
+            compute<false>(at, before);
+          }
+          before = this->sum_of(at);
         }
         this->wait_last_ds();
         finish_dq(before);
-        if constexpr (!Sums) this->pass_turn();
       }
-      BackwardAgain<Element, Tile>(p_, maps, shared_, work_, __shfl_sync(0xffffffffu, threadIdx.x / 128, 0))
-          .run_if_needed(dk_, dv_);
+      BackwardAgain<Element, Tile>(p_, maps_, shared_, work_, warpgroup_).run_if_needed(dk_, dv_);
     }
+    this->give_keys_back();
     this->store(p_.dk, p_.dk_strides, dk_, p_.scale);
     this->store(p_.dv, p_.dv_strides, dv_, 1.f);
-    if (shared_.again) v2::restore_dv<Element, Tile>(p_, work_);
+    if (shared_.again && !walk.all_seen(p_, work_)) v2::restore_dv<Element, Tile>(p_, work_);
   }
 
  private:
   // A block of queries of one head; dQ of the one before.
   template <bool First>
-  __device__ __forceinline__ void compute(const QueryStep& at, const QueryStep& before) {
+  __device__ __forceinline__ void compute(const QueryStep& at, const int before) {
     const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
     const uint32_t own_rows = 64 * warpgroup_ * Key::kRowBytes;
     Scores s, dp;
@@ -128,8 +137,8 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
       this->template multiply_dq<kDqColumns>(dq);
     }
     ptx::wgmma_fence();
-    tile::multiply_registers<Element>(dv_[0], probabilities[0], dout_tile, true);
-    tile::multiply_registers<Element>(dk_[0], ds[0], q_tile, true);
+    tile::multiply_registers<Element>(dv_[0], probabilities[0], this->dout_tile(), true);
+    tile::multiply_registers<Element>(dk_[0], ds[0], this->q_tile(), true);
     ptx::wgmma_commit_group();
     if constexpr (!kPutsFirst) put_ds(ds);
     if (First && kStaggers && warpgroup_ == 0) ptx::bar_arrive(kStaggerBarrier, Tile::kConsumerThreads);
@@ -150,13 +159,37 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     }
   }
 
-  __device__ __forceinline__ void finish_dq(const QueryStep& at) {
+  // No query of the block sees a key of this warpgroup's.
+  __device__ __forceinline__ bool is_unseen(const QueryStep& at) const {
+    if constexpr (!kPasses) return false;
+    const int row = at.block * Tile::kBlockM;
+    return row + Tile::kBlockM <= first_key_ - p_.band.upper || row >= first_key_ + 64 - p_.band.lower;
+  }
+
+  // A block of queries that does not see this warpgroup's keys, but the other's: dS^T = 0, and dQ of the one before.
+  template <bool First>
+  __device__ __forceinline__ void pass(const QueryStep& at, const int before) {
+    queries_.wait_full();
+    if constexpr (!First) this->wait_last_ds();
+    put_ds(Operand{});
+    if constexpr (!First) finish_dq(before);
+    this->advance_ds();
+    ptx::mbarrier_arrive(queries_.empty());
+    queries_.advance();
+  }
+
+  __device__ __forceinline__ void finish_dq(const int at) {
+    if (!Sums && p_.dq == nullptr) return;
     tile::Accumulator<1, kDqColumns / 8> dq;
     ptx::wgmma_fence();
     this->template multiply_dq<kDqColumns>(dq);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dq[0]);
-    this->template add_dq_if_asked<kDqColumns>(at, dq);
+    if constexpr (Sums) {
+      this->template add_dq<kDqColumns>(at, dq);
+    } else {
+      this->template add_dq_if_asked<kDqColumns>(at, dq);
+    }
   }
 
   __device__ __forceinline__ void put_ds(const Operand& ds) const {
@@ -171,7 +204,7 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
 template <class Element, class Tile, bool Sums>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order,
-                    const __grid_constant__ BackwardMaps maps) {
+                    const __grid_constant__ BackwardMaps maps, WorkQueue* const queue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = BackwardShared<Tile>;
   extern __shared__ unsigned char shared_bytes[];
@@ -179,14 +212,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       *reinterpret_cast<Shared*>(shared_bytes + (-ptx::shared_address(shared_bytes) & (kSharedAlignment - 1)));
 
   if (threadIdx.x == 0) {
-    shared.key_barriers.init(1);  // never go back
+    shared.key_barriers.init(Tile::kConsumerThreads);
     shared.query_barriers.init(Tile::kConsumerThreads, BackwardProducer<Tile>::kArrivals);
     for (uint64_t& barrier : shared.score_barriers) {
       ptx::mbarrier_init(ptx::shared_address(&barrier), Tile::kSplitsKeys ? Tile::kWarps : Tile::kWarps / 2);
     }
     if constexpr (!Tile::kSplitsKeys) shared.exchange.barriers.init(128, 128);
+    if constexpr (!Sums) BackwardTurns<Tile>::init(shared);
     ptx::mbarrier_init(ptx::shared_address(&shared.again_barrier), 1);
-    shared.bad_keys = shared.again = false;
+    shared.again_parity = 0;
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&maps.q);
     ptx::prefetch_tensormap(&maps.k);
@@ -195,19 +229,28 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   __syncthreads();
 
-  const WorkTile work = order.tile(ptx::ctaid_x());
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
   if (warp >= Tile::kWarps) {
     ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (warp == Tile::kWarps) BackwardProducer<Tile>::run(p, maps, shared, work);
+    if (warp == Tile::kWarps) BackwardProducer<Tile>::run(p, maps, shared, order, queue);
+    if (!Sums && p.turns != nullptr) {
+      const WorkTile work = order.tile(ptx::ctaid_x());
+      if (threadIdx.x == Tile::kConsumerThreads + 32) BackwardTurns<Tile>::await(p, shared, work);
+      if (threadIdx.x == Tile::kConsumerThreads + 64) BackwardTurns<Tile>::pass(p, shared, work);
+    }
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    if constexpr (Tile::kSplitsKeys) {
-      KeyConsumer<Element, Tile, Sums>(p, shared, work, warp / 4).run(maps);
-    } else if (warp < 4) {
-      WideConsumer<Element, Tile, Sums, true>(p, shared, work).run(maps);
-    } else {
-      WideConsumer<Element, Tile, Sums, false>(p, shared, work).run(maps);
+    for (tile::RingCursor<1> keys(shared.key_barriers);; keys.advance()) {
+      keys.wait_full();
+      const BackwardNote note = uniform(shared.note);
+      if (note.work.block < 0) break;
+      if constexpr (Tile::kSplitsKeys) {
+        KeyConsumer<Element, Tile, Sums>(p, maps, shared, note, warp / 4).run();
+      } else if (warp < 4) {
+        WideConsumer<Element, Tile, Sums, true>(p, maps, shared, note).run();
+      } else {
+        WideConsumer<Element, Tile, Sums, false>(p, maps, shared, note).run();
+      }
     }
   }
 #endif

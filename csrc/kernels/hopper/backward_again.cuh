@@ -18,6 +18,7 @@ namespace flash_cuda::hopper {
 template <class Element, class Tile, bool OwnsDk = true, bool OwnsDv = true>
 class BackwardAgain : BackwardConsumer<Element, Tile> {
   using Base = BackwardConsumer<Element, Tile>;
+  using Base::maps_;
   using Base::p_;
   using Base::shared_;
   using Base::warpgroup_;
@@ -38,28 +39,28 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
  public:
   __device__ __forceinline__ BackwardAgain(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
                                            const WorkTile& work, const int warpgroup)
-      : Base(p, shared, work, warpgroup, work.block * kBlockN + first_row(warpgroup)), maps_(maps) {}
+      : Base(p, maps, shared, {work, 0}, warpgroup) {}
 
   // Says in shared memory if it has been needed: then v2::restore_dv() must follow the store of dV.
   __device__ __forceinline__ void run_if_needed(Gradient& dk, Gradient& dv) {
     const Walk<Tile> walk(p_, work_);
     if (walk.all_seen(p_, work_)) return;
-    const bool bad = (threadIdx.x == 0 && shared_.bad_keys) || (OwnsDk && has_nonfinite<1, kHeadDim / 8>(dk)) ||
+    const bool bad = (ptx::tid_x() == 0 && shared_.bad_keys) || (OwnsDk && has_nonfinite<1, kHeadDim / 8>(dk)) ||
                      (OwnsDv && has_nonfinite<1, kHeadDim / 8>(dv));
     if (!ptx::bar_red_or(1, kThreads, bad)) return;
-    if (threadIdx.x == 0) shared_.again = true;
+    if (ptx::tid_x() == 0) shared_.again = true;
+    if (p_.dq != nullptr && shared_.bad_keys) {  // then nothing has been added yet
+#pragma unroll 1
+      for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) add_dq(at);
+    }
     if constexpr (OwnsDk) tile::clear<1, kHeadDim / 8>(dk);
     if constexpr (OwnsDv) tile::clear<1, kHeadDim / 8>(dv);
 #pragma unroll 1
-    for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) compute(at, dk, dv);
-    this->pass_turn();
+    for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) add_gradients(at, dk, dv);
     sync();
   }
 
  private:
-  __device__ __forceinline__ static int first_row(const int warpgroup) {
-    return Tile::kSplitsKeys ? 64 * warpgroup : 0;
-  }
   __device__ __forceinline__ static void sync() { ptx::bar_sync(1, kThreads); }
 
   // Some query of the block does not see some key of the thread block's.
@@ -70,7 +71,7 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
 
   __device__ __forceinline__ void load(const QueryStep& at, const bool with_keys) const {
     const int row = at.block * kBlockM;
-    if (threadIdx.x == 0) {
+    if (ptx::tid_x() == 0) {
       const uint32_t barrier = ptx::shared_address(&shared_.again_barrier);
       ptx::mbarrier_arrive_expect_tx(barrier, 2 * Query::kBytes + (with_keys ? Key::kBytes : 0));
       load_tile<Query>(shared_.q[0], &maps_.q, barrier, row, at.head, work_.batch);
@@ -78,7 +79,7 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
       if (with_keys) load_tile<Key>(shared_.k, &maps_.k, barrier, work_.block * kBlockN, work_.head, work_.batch);
     }
     const int64_t first = p_.shape.row_index(work_.batch, at.head, row);
-    for (int i = threadIdx.x; i < kBlockM; i += kThreads) {
+    for (int i = ptx::tid_x(); i < kBlockM; i += kThreads) {
       shared_.lse[0][i] = row + i < p_.shape.seqlen_q ? p_.lse[first + i] : 0.f;
       shared_.delta[0][i] = row + i < p_.shape.seqlen_q ? p_.row_delta[first + i] : 0.f;
     }
@@ -86,25 +87,24 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
 
   __device__ __forceinline__ static void take_nonfinite_out(unsigned char* const tile, const int bytes) {
     const uint32_t address = ptx::shared_address(tile);
-    copy_finite<Element>(address, address, bytes, threadIdx.x, kThreads);
+    copy_finite<Element>(address, address, bytes, ptx::tid_x(), kThreads);
   }
 
-  __device__ __forceinline__ void compute(const QueryStep& at, Gradient& dk, Gradient& dv) {
-    const bool with_dq = shared_.bad_keys;  // then nothing of it has been computed yet
-    sync();                                 // the block before is done with
-    load(at, with_dq);
-    ptx::mbarrier_wait_parity(ptx::shared_address(&shared_.again_barrier), parity_);
-    parity_ ^= 1;
+  // P^T and dS^T of a block of queries, as operands.
+  __device__ __forceinline__ void compute(const QueryStep& at, Operand& probabilities, Operand& ds) {
+    sync();  // the block before is done with
+    load(at, shared_.bad_keys);
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared_.again_barrier), shared_.again_parity);
     sync();
-    const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
-    const uint32_t own_rows = first_row(warpgroup_) * Key::kRowBytes;
+    if (ptx::tid_x() == 0) shared_.again_parity ^= 1;  // read again after the next barrier
+    const uint32_t own_rows = this->first_row() * Key::kRowBytes;
     Scores s, dp;
     Rows rows;
     ptx::wgmma_fence();
     tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], this->tile_at(offsetof(Shared, k) + own_rows),
-                                                            q_tile);
+                                                            this->q_tile());
     tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], this->tile_at(offsetof(Shared, v) + own_rows),
-                                                            dout_tile);
+                                                            this->dout_tile());
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(s[0]);
@@ -114,39 +114,47 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
     this->load_rows(rows, offsetof(Shared, delta));
     this->differentiate(s, dp, rows);
     this->mask(at, s, dp);
-    Operand probabilities, ds;
     tile::pack_operand<Element, 1, kBlockM / 8>(probabilities, s);
     tile::pack_operand<Element, 1, kBlockM / 8>(ds, dp);
-    if (with_dq && OwnsDk) this->store_ds(ds, first_row(warpgroup_));
-    sync();  // the scores no longer need Q, dO and K
+  }
+
+  __device__ __forceinline__ void add_gradients(const QueryStep& at, Gradient& dk, Gradient& dv) {
+    Operand probabilities, ds;
+    compute(at, probabilities, ds);
+    sync();  // the scores no longer need Q and dO
     if (hides_keys(at)) {
       take_nonfinite_out(shared_.q[0], Query::kBytes);
       take_nonfinite_out(shared_.dout[0], Query::kBytes);
     }
-    if (with_dq) take_nonfinite_out(shared_.k, Key::kBytes);
     ptx::fence_proxy_async();
     sync();
     if constexpr (OwnsDk) ptx::wgmma_hold(dk[0]);
     if constexpr (OwnsDv) ptx::wgmma_hold(dv[0]);
     ptx::wgmma_fence();
-    if constexpr (OwnsDv) tile::multiply_registers<Element>(dv[0], probabilities[0], dout_tile, true);
-    if constexpr (OwnsDk) tile::multiply_registers<Element>(dk[0], ds[0], q_tile, true);
+    if constexpr (OwnsDv) tile::multiply_registers<Element>(dv[0], probabilities[0], this->dout_tile(), true);
+    if constexpr (OwnsDk) tile::multiply_registers<Element>(dk[0], ds[0], this->q_tile(), true);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     if constexpr (OwnsDk) ptx::wgmma_hold(dk[0]);
     if constexpr (OwnsDv) ptx::wgmma_hold(dv[0]);
-    if (!with_dq) return;
+  }
+
+  __device__ __forceinline__ void add_dq(const QueryStep& at) {
+    Operand probabilities, ds;
+    compute(at, probabilities, ds);
+    if constexpr (OwnsDk) this->store_ds(ds, this->first_row());
     this->advance_ds();  // to the block behind the one that dS^T is in
+    sync();              // the scores no longer need K
+    take_nonfinite_out(shared_.k, Key::kBytes);
+    ptx::fence_proxy_async();
+    sync();
     tile::Accumulator<1, kDqColumns / 8> dq;
     ptx::wgmma_fence();
     this->template multiply_dq<kDqColumns>(dq);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dq[0]);
-    this->template add_dq_if_asked<kDqColumns>(at, dq);
+    this->template add_dq_if_asked<kDqColumns>(this->sum_of(at), dq);
   }
-
-  const BackwardMaps& maps_;
-  uint32_t parity_ = 0;
 };
 
 }  // namespace flash_cuda::hopper

@@ -10,6 +10,7 @@
 #include "attention/params.h"
 #include "attention/scheduler.h"
 #include "kernels/hopper/backward_loads.cuh"
+#include "kernels/hopper/backward_turns.cuh"
 #include "kernels/v2/dq_accumulator.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -37,15 +38,26 @@ class BackwardConsumer {
   using Operand = uint32_t[1][kBlockM / 16][4];
   using Rows = float2[kQueryTiles];  // lse or D of the queries in this lane's columns
 
-  __device__ __forceinline__ BackwardConsumer(const BackwardParams& p, Shared& shared, const WorkTile& work,
-                                              const int warpgroup, const int first_key)
+  __device__ __forceinline__ BackwardConsumer(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
+                                              const BackwardNote& note, const int warpgroup)
       : p_(p),
+        maps_(maps),
         shared_(shared),
-        work_(work),
+        work_(note.work),
         warpgroup_(warpgroup),
-        first_key_(first_key),
+        first_key_(note.work.block * kBlockN + first_row()),
         base_(ptx::shared_address(&shared)),
-        queries_(shared.query_barriers) {}
+        queries_(shared.query_barriers, note.steps_before),
+        score_block_(note.steps_before % Tile::kScoreBlocks),
+        score_parity_(note.steps_before / Tile::kScoreBlocks % 2),
+        turns_(shared.turns.barriers) {}
+
+  // Of this warpgroup's keys among those of the tile.
+  __device__ __forceinline__ int first_row() const { return Tile::kSplitsKeys ? 64 * warpgroup_ : 0; }
+  // K and V, and all that the slow way uses, may be loaded anew.
+  __device__ __forceinline__ void give_keys_back() {
+    ptx::mbarrier_arrive(tile::RingCursor<1>(shared_.key_barriers).empty());
+  }
 
   // Of a tile at this offset in shared memory. Forgotten, or the compiler would keep all descriptors of a product from
   // one step to the next.
@@ -64,11 +76,15 @@ class BackwardConsumer {
   __device__ __forceinline__ bool keys_are_bad(const Walk<Tile>& walk) const {
     if (walk.all_seen(p_, work_)) return false;
     bool found = false;
-    for (int i = threadIdx.x * 16; i < Key::kBytes; i += Tile::kConsumerThreads * 16) {
+    const int thread = ptx::tid_x();
+    for (int i = thread * 16; i < Key::kBytes; i += Tile::kConsumerThreads * 16) {
       found |= has_nonfinite<Element>(ptx::ld_shared_v4(ptx::shared_address(shared_.k) + i));
     }
     found = ptx::bar_red_or(1, Tile::kConsumerThreads, found);
-    if (found && threadIdx.x == 0) shared_.bad_keys = true;
+    if (thread == 0) {
+      shared_.bad_keys = found;
+      shared_.again = false;
+    }
     return found;
   }
   __device__ __forceinline__ void skip(const Walk<Tile>& walk) {
@@ -76,6 +92,8 @@ class BackwardConsumer {
       queries_.wait_full();
       ptx::mbarrier_arrive(queries_.empty());
       queries_.advance();
+      if (Tile::kSplitsKeys || warpgroup_ == 1) announce_ds();  // as each step does
+      advance_ds();
     }
   }
 
@@ -100,12 +118,12 @@ class BackwardConsumer {
 
   // S^T becomes P^T.
   __device__ __forceinline__ void exponentiate(Scores& s, const Rows& lse) const {
-    const float scale_log2 = p_.scale * kLog2e;
 #pragma unroll
     for (int n = 0; n < kQueryTiles; ++n) {
       const float log2_sum[2] = {lse[n].x * kLog2e, lse[n].y * kLog2e};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[0][n][e] = ptx::ex2_approx_ftz(fmaf(s[0][n][e], scale_log2, -log2_sum[e % 2]));
+      for (int e = 0; e < 4; ++e)
+        s[0][n][e] = ptx::ex2_approx_ftz(fmaf(s[0][n][e], maps_.scale_log2, -log2_sum[e % 2]));
     }
   }
 
@@ -163,49 +181,42 @@ class BackwardConsumer {
     ptx::wgmma_commit_group();
   }
 
+  // The number of a block of queries among all of them.
+  __device__ __forceinline__ int sum_of(const QueryStep& at) const {
+    return (work_.batch * p_.shape.heads_q + at.head) * v2::DqAccumulator<Tile>::blocks(p_.shape.seqlen_q) + at.block;
+  }
+
   template <int Columns>
-  __device__ __forceinline__ void add_dq(const QueryStep& at, const tile::Accumulator<1, Columns / 8>& dq) const {
-    const v2::DqAccumulator<Tile> accumulator(p_, work_.batch, at.head, at.block);
+  __device__ __forceinline__ void add_dq(const int number, const tile::Accumulator<1, Columns / 8>& dq) const {
+    const v2::DqAccumulator<Tile> accumulator(p_, number);
     float* const sum = accumulator.element((Tile::kSplitsRows ? 4 * warpgroup_ : 0) + warp_row() / 16,
                                            Tile::kSplitsRows ? 0 : Tile::kDqColumns / 8 * warpgroup_, 0);
 #pragma unroll
     for (int n = 0; n < Columns / 8; ++n) ptx::red_add_v4_f32(sum + 128 * n, dq[0][n]);
   }
   // With no products under way: a branch between them would have the compiler wait for each. In deterministic mode both
-  // warpgroups of a block of keys add, in whatever order, after both of the block before it. They pass the turn on with
-  // the next sum, when theirs has long arrived, and at the end.
+  // warpgroups of a block of keys add, in whatever order, when it is its turn (backward_turns.cuh).
   template <int Columns>
-  __device__ __forceinline__ void add_dq_if_asked(const QueryStep& at, const tile::Accumulator<1, Columns / 8>& dq) {
-    if (p_.dq == nullptr) return;
-    if (p_.turns != nullptr) {
-      pass_turn();
-      const v2::DqAccumulator<Tile> accumulator(p_, work_.batch, at.head, at.block);
-      if (leads()) accumulator.wait_turns(p_, 2 * accumulator.rank(p_, work_.block));
-      sync_warpgroup();
-      turn_ = accumulator.turn(p_);
-    }
+  __device__ __forceinline__ void add_dq_if_asked(const int at, const tile::Accumulator<1, Columns / 8>& dq) {
+    if (p_.turns != nullptr) turns_.wait_full();
     add_dq<Columns>(at, dq);
+    if (p_.turns != nullptr) {
+      ptx::fence_acq_rel_gpu();
+      ptx::mbarrier_arrive(BackwardTurns<Tile>::added(shared_, turns_.stage()));
+      turns_.advance();
+    }
   }
-  __device__ __forceinline__ void pass_turn() {
-    if (turn_ == nullptr) return;
-    __threadfence();
-    sync_warpgroup();
-    if (leads()) ptx::red_release_add(turn_, 1);
-    turn_ = nullptr;
-  }
-  __device__ __forceinline__ static bool leads() { return threadIdx.x % 128 == 0; }
-  __device__ __forceinline__ void sync_warpgroup() const { ptx::bar_sync(2 + warpgroup_, 128); }
 
   // As store_output(): a quad writes 32 bytes of a row with each store.
   __device__ __forceinline__ void store(void* const tensor, const Strides& strides, const Gradient& acc,
                                         const float scale) const {
     if (tensor == nullptr) return;
-    const int lane = threadIdx.x % 32;
+    const int thread = ptx::tid_x(), lane = thread % 32;
     const int odd = lane % 2;
     const int column = odd * 8 + lane % 4 / 2 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first_key_ + warp_row() + half * 8 + lane / 4;
+      const int row = first_key_ + thread % 128 / 32 * 16 + half * 8 + lane / 4;
       auto* const out = static_cast<Element*>(tensor) + work_.batch * strides.batch + work_.head * strides.head +
                         row * strides.row + column;
 #pragma unroll
@@ -222,15 +233,16 @@ class BackwardConsumer {
   }
 
   const BackwardParams& p_;
+  const BackwardMaps& maps_;
   Shared& shared_;
-  const WorkTile& work_;
+  WorkTile work_;
   int warpgroup_;
   int first_key_;
   uint32_t base_;  // of shared_: all tiles lie at fixed distances from it
   tile::RingCursor<Tile::kStages> queries_;
-  int score_block_ = 0;
-  uint32_t score_parity_ = 0;
-  int* turn_ = nullptr;  // to be passed on
+  int score_block_;
+  uint32_t score_parity_;
+  tile::RingCursor<kTurnStages> turns_;  // in deterministic mode, where a thread block has one tile
 };
 
 }  // namespace flash_cuda::hopper

@@ -7,6 +7,7 @@
 
 #include "attention/params.h"
 #include "attention/scheduler.h"
+#include "attention/tile_draw.cuh"
 #include "kernels/hopper/config.h"
 #include "kernels/hopper/load_tile.cuh"
 #include "ptx/cp_async.cuh"
@@ -22,6 +23,7 @@ struct BackwardMaps {
   CUtensorMap k;
   CUtensorMap v;
   CUtensorMap dout;
+  float scale_log2;  // scale * log2(e), here so that instructions take it as it is, without a register
 };
 
 // The queries that a block of keys walks over: the group's heads, and of each the blocks in the band.
@@ -62,6 +64,29 @@ struct BackwardExchange<Tile, false> {
   tile::RingBarriers<1> barriers;
 };
 
+// What K, V and the queries that come belong to.
+struct BackwardNote {
+  WorkTile work;          // a negative block: there is no more
+  unsigned steps_before;  // blocks of queries that the thread block has walked over for other tiles
+};
+
+// The same in every lane, and known to be so: the compiler keeps the results of reductions in uniform registers.
+__device__ __forceinline__ WorkTile uniform(const WorkTile& work) {
+  return {__reduce_max_sync(0xffffffffu, work.block), __reduce_max_sync(0xffffffffu, work.head),
+          __reduce_max_sync(0xffffffffu, work.batch)};
+}
+__device__ __forceinline__ BackwardNote uniform(const BackwardNote& note) {
+  return {uniform(note.work), __reduce_max_sync(0xffffffffu, note.steps_before)};
+}
+
+// Deterministic mode (backward_turns.cuh): full says that it is the block of keys' turn to add to dQ, added that it
+// has, empty that the turn has been passed on.
+inline constexpr int kTurnStages = 2;
+struct BackwardTurnBarriers {
+  tile::RingBarriers<kTurnStages> barriers;
+  uint64_t added[kTurnStages];
+};
+
 template <class Tile>
 struct BackwardShared {
   using Key = tile::Panels<Tile::kBlockN, Tile::kHeadDim>;
@@ -77,12 +102,15 @@ struct BackwardShared {
   [[no_unique_address]] BackwardExchange<Tile> exchange;
   alignas(16) Rows lse;
   alignas(16) Rows delta;
-  tile::RingBarriers<1> key_barriers;
+  BackwardNote note;
+  BackwardTurnBarriers turns;
+  tile::RingBarriers<1> key_barriers;                // K, V, note
   tile::RingBarriers<Tile::kStages> query_barriers;  // Q, dO, lse, D
   uint64_t score_barriers[Tile::kScoreBlocks];       // dS^T is there; that a block is free follows from other barriers
   uint64_t again_barrier;
-  // Here for want of registers:
-  bool bad_keys;  // K holds a NaN or an infinity, and not all queries see all keys
+  uint32_t again_parity;
+  // Here for want of registers; of tiles where not all queries see all keys:
+  bool bad_keys;  // K holds a NaN or an infinity
   bool again;     // dK and dV come from the slow way
 };
 
@@ -98,38 +126,64 @@ class BackwardProducer {
   // Arrivals that fill a stage of queries: the thread that announces the copies, and each lane's part of lse and D.
   static constexpr int kArrivals = 1 + 32;
 
-  __device__ static void run(const BackwardParams& p, const BackwardMaps& maps, Shared& shared, const WorkTile& work) {
+  __device__ static void run(const BackwardParams& p, const BackwardMaps& maps, Shared& shared, const TileOrder& order,
+                             WorkQueue* const queue) {
     const int lane = threadIdx.x % 32;
-    const Walk<Tile> walk(p, work);
-    QueryStep at = walk.begin();
-    if (walk.is_end(at)) return;
-    if (lane == 0) {
-      const tile::RingCursor<1> keys(shared.key_barriers);
-      keys.expect(2 * Key::kBytes);
-      load_tile<Key>(shared.k, &maps.k, keys.full(), work.block * Tile::kBlockN, work.head, work.batch);
-      load_tile<Key>(shared.v, &maps.v, keys.full(), work.block * Tile::kBlockN, work.head, work.batch);
-    }
+    TileDraw draw(order, queue);
+    tile::RingCursor<1> keys(shared.key_barriers);
     tile::RingCursor<Tile::kStages> ring(shared.query_barriers);
-    do {
-      const int row = at.block * Tile::kBlockM;
-      const int64_t first = p.shape.row_index(work.batch, at.head, row);
-      const int stage = ring.stage();
-      ring.wait_empty();
+    unsigned steps = 0;
+    for (WorkTile work = draw_tile(draw);; work = draw_tile(draw)) {
+      const bool ends = work.block < 0;
+      const Walk<Tile> walk(p, work);
+      // Late, but with the slow way the queries' stages are in use until K and V are done with.
+      keys.wait_empty();
       if (lane == 0) {
-        ring.expect(2 * Query::kBytes);
-        load_tile<Query>(shared.q[stage], &maps.q, ring.full(), row, at.head, work.batch);
-        load_tile<Query>(shared.dout[stage], &maps.dout, ring.full(), row, at.head, work.batch);
+        shared.note = {work, steps};
+        const bool loads = !ends && !walk.is_end(walk.begin());
+        keys.expect(loads ? 2 * Key::kBytes : 0);
+        if (loads) {
+          load_tile<Key>(shared.k, &maps.k, keys.full(), work.block * Tile::kBlockN, work.head, work.batch);
+          load_tile<Key>(shared.v, &maps.v, keys.full(), work.block * Tile::kBlockN, work.head, work.batch);
+        }
       }
+      keys.advance();
+      if (ends) return;
+      for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
+        load(p, maps, shared, work, at, ring);
+        ++steps;
+      }
+    }
+  }
+
+ private:
+  // The same for all lanes.
+  __device__ static WorkTile draw_tile(TileDraw& draw) {
+    WorkTile work{-1, 0, 0};
+    if (threadIdx.x % 32 == 0 && !draw.next(work)) work.block = -1;
+    return uniform(work);
+  }
+
+  __device__ static void load(const BackwardParams& p, const BackwardMaps& maps, Shared& shared, const WorkTile& work,
+                              const QueryStep& at, tile::RingCursor<Tile::kStages>& ring) {
+    const int lane = threadIdx.x % 32;
+    const int row = at.block * Tile::kBlockM;
+    const int64_t first = p.shape.row_index(work.batch, at.head, row);
+    const int stage = ring.stage();
+    ring.wait_empty();
+    if (lane == 0) {
+      ring.expect(2 * Query::kBytes);
+      load_tile<Query>(shared.q[stage], &maps.q, ring.full(), row, at.head, work.batch);
+      load_tile<Query>(shared.dout[stage], &maps.dout, ring.full(), row, at.head, work.batch);
+    }
 #pragma unroll
-      for (int i = lane; i < Tile::kBlockM; i += 32) {
-        const bool exists = row + i < p.shape.seqlen_q;
-        ptx::cp_async_ca_4(ptx::shared_address(&shared.lse[stage][i]), p.lse + first + i, exists);
-        ptx::cp_async_ca_4(ptx::shared_address(&shared.delta[stage][i]), p.row_delta + first + i, exists);
-      }
-      ptx::cp_async_arrive(ring.full());
-      ring.advance();
-      at = walk.next(at);
-    } while (!walk.is_end(at));
+    for (int i = lane; i < Tile::kBlockM; i += 32) {
+      const bool exists = row + i < p.shape.seqlen_q;
+      ptx::cp_async_ca_4(ptx::shared_address(&shared.lse[stage][i]), p.lse + first + i, exists);
+      ptx::cp_async_ca_4(ptx::shared_address(&shared.delta[stage][i]), p.row_delta + first + i, exists);
+    }
+    ptx::cp_async_arrive(ring.full());
+    ring.advance();
   }
 };
 

@@ -22,6 +22,7 @@ namespace flash_cuda::hopper {
 template <class Element, class Tile, bool Sums, bool OwnsDv>
 class WideConsumer : BackwardConsumer<Element, Tile> {
   using Base = BackwardConsumer<Element, Tile>;
+  using Base::maps_;
   using Base::p_;
   using Base::queries_;
   using Base::shared_;
@@ -36,39 +37,42 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
   static constexpr int kDqColumns = OwnsDv ? Tile::kDqColumns : kHeadDim - Tile::kDqColumns;
 
  public:
-  __device__ __forceinline__ WideConsumer(const BackwardParams& p, Shared& shared, const WorkTile& work)
-      : Base(p, shared, work, OwnsDv ? 0 : 1, work.block * Tile::kBlockN), exchange_(shared.exchange.barriers) {}
+  __device__ __forceinline__ WideConsumer(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
+                                          const BackwardNote& note)
+      : Base(p, maps, shared, note, OwnsDv ? 0 : 1), exchange_(shared.exchange.barriers, note.steps_before) {}
 
-  __device__ __forceinline__ void run(const BackwardMaps& maps) {
+  __device__ __forceinline__ void run() {
     const Walk<Tile> walk(p_, work_);
     tile::clear<1, kHeadDim / 8>(gradient_);
     QueryStep at = walk.begin();
     if (!walk.is_end(at)) {
-      tile::RingCursor<1>(shared_.key_barriers).wait_full();
       if (this->keys_are_bad(walk)) {
         this->skip(walk);
+        for (QueryStep s = at; !walk.is_end(s); s = walk.next(s)) {  // as each step does
+          ptx::mbarrier_arrive(OwnsDv ? exchange_.full() : exchange_.empty());
+        }
       } else {
-        compute<true>(at, at);
-        QueryStep before = at;
+        compute<true>(at, 0);
+        int before = this->sum_of(at);
         for (at = walk.next(at); !walk.is_end(at); at = walk.next(at)) {
           compute<false>(at, before);
-          before = at;
+          before = this->sum_of(at);
         }
         this->wait_last_ds();
         finish_dq(before);
-        if constexpr (!Sums) this->pass_turn();
       }
-      BackwardAgain<Element, Tile, !OwnsDv, OwnsDv>(p_, maps, shared_, work_, OwnsDv ? 0 : 1)
+      BackwardAgain<Element, Tile, !OwnsDv, OwnsDv>(p_, maps_, shared_, work_, OwnsDv ? 0 : 1)
           .run_if_needed(gradient_, gradient_);
     }
+    this->give_keys_back();
     this->store(OwnsDv ? p_.dv : p_.dk, OwnsDv ? p_.dv_strides : p_.dk_strides, gradient_, OwnsDv ? 1.f : p_.scale);
-    if (OwnsDv && shared_.again) v2::restore_dv<Element, Tile>(p_, work_);
+    if (OwnsDv && !walk.all_seen(p_, work_) && shared_.again) v2::restore_dv<Element, Tile>(p_, work_);
   }
 
  private:
   // A block of queries of one head; dQ of the one before.
   template <bool First>
-  __device__ __forceinline__ void compute(const QueryStep& at, const QueryStep& before) {
+  __device__ __forceinline__ void compute(const QueryStep& at, const int before) {
     const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
     Scores s;  // S^T or dP^T
     Rows rows;
@@ -128,13 +132,18 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     }
   }
 
-  __device__ __forceinline__ void finish_dq(const QueryStep& at) {
+  __device__ __forceinline__ void finish_dq(const int at) {
+    if (!Sums && p_.dq == nullptr) return;
     tile::Accumulator<1, kDqColumns / 8> dq;
     ptx::wgmma_fence();
     this->template multiply_dq<kDqColumns>(dq);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dq[0]);
-    this->template add_dq_if_asked<kDqColumns>(at, dq);
+    if constexpr (Sums) {
+      this->template add_dq<kDqColumns>(at, dq);
+    } else {
+      this->template add_dq_if_asked<kDqColumns>(at, dq);
+    }
   }
 
   // P^T from a thread to its twin in the other warpgroup, which holds the same elements.

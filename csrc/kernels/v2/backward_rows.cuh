@@ -50,32 +50,42 @@ __global__ void __launch_bounds__(kRowThreads)
   if (p.turns != nullptr && threadIdx.x == 0) accumulator.reset_turn(p);
 }
 
+// A warp does 16 rows of 64 columns (of all, where they are not a multiple of 64): many warps, each with few loads
+// under way, rather than few with many.
+template <class Tile>
+inline constexpr int kFinishColumns = Tile::kHeadDim % 64 == 0 ? 64 : Tile::kHeadDim;
+template <class Tile>
+inline constexpr int kFinishThreads = Tile::kBlockM / 16 * (Tile::kHeadDim / kFinishColumns<Tile>)*32;
+
 template <class Element, class Tile>
-__global__ void __launch_bounds__(Tile::kBlockM * 2)
+__global__ void __launch_bounds__(kFinishThreads<Tile>)
     backward_finish_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order) {
-  __shared__ tile::SharedTile<Tile::kBlockM, Tile::kHeadDim> rows;
-  const uint32_t rows_tile = ptx::shared_address(&rows);
+  constexpr int kColumns = kFinishColumns<Tile>;
+  __shared__ tile::SharedTile<Tile::kBlockM, kColumns> parts[Tile::kHeadDim / kColumns];
   const WorkTile work = order.tile(blockIdx.x);
   const int row_begin = work.block * Tile::kBlockM;
-  const int warp = threadIdx.x / 32;  // owns 16 rows
+  const int first_row = threadIdx.x / 32 % (Tile::kBlockM / 16) * 16;
+  const int part = threadIdx.x / 32 / (Tile::kBlockM / 16);
+  const uint32_t rows_tile = ptx::shared_address(&parts[part]);
   const tile::RowColumn mine = tile::accumulator_element(threadIdx.x % 32, 0);
   const DqAccumulator<Tile> accumulator(p, work.batch, work.head, work.block);
 #pragma unroll
-  for (int n = 0; n < Tile::kHeadDim / 8; ++n) {
+  for (int n = 0; n < kColumns / 8; ++n) {
     alignas(16) float dq[4];
-    accumulator.read(dq, warp, n);
+    accumulator.read(dq, first_row / 16, part * (kColumns / 8) + n);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       ptx::st_shared_b32(
-          rows_tile + tile::Swizzle<Tile::kHeadDim>::offset(warp * 16 + half * 8 + mine.row, n) + mine.column * 2,
+          rows_tile + tile::Swizzle<kColumns>::offset(first_row + half * 8 + mine.row, n) + mine.column * 2,
           ptx::cvt_rn_x2_f32<Element>(dq[2 * half] * p.scale, dq[2 * half + 1] * p.scale));
     }
   }
   __syncwarp();
   auto* out = static_cast<Element*>(p.dq) + work.batch * p.dq_strides.batch + work.head * p.dq_strides.head +
-              row_begin * p.dq_strides.row;
-  tile::store_rows<Tile::kHeadDim, 16>(rows_tile, out, p.dq_strides.row, warp * 16,
-                                       min_of(Tile::kBlockM, p.shape.seqlen_q - row_begin), p.shape.head_dim);
+              row_begin * p.dq_strides.row + part * kColumns;
+  tile::store_rows<kColumns, 16>(rows_tile, out, p.dq_strides.row, first_row,
+                                 min_of(Tile::kBlockM, p.shape.seqlen_q - row_begin),
+                                 p.shape.head_dim - part * kColumns);
 }
 
 }  // namespace flash_cuda::v2

@@ -22,6 +22,10 @@ class DqAccumulator {
         index_((int64_t{batch} * p.shape.heads_q + head) * blocks(p.shape.seqlen_q) + block),
         tile_(p.dq_accumulator + index_ * kTileElements) {}
 
+  // By its number among all blocks of queries; only for adding.
+  __device__ DqAccumulator(const BackwardParams& p, const int64_t index)
+      : block_(0), index_(index), tile_(p.dq_accumulator + index_ * kTileElements) {}
+
   static constexpr int blocks(int seqlen_q) { return blocks_of(seqlen_q, Tile::kBlockM); }
   static constexpr int64_t elements(const Shape& s) {
     return int64_t{s.batch} * s.heads_q * blocks(s.seqlen_q) * kTileElements;
