@@ -284,3 +284,23 @@ def test_backward_thirty_times(head_dim, band):
     for a, b, c in zip(expected, plain, other, strict=True):
         torch.testing.assert_close(b, a, rtol=0.02, atol=0.02)
         torch.testing.assert_close(c, a, rtol=0.02, atol=0.03)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_backward_of_more_tiles_than_multiprocessors(head_dim):
+    """A thread block takes one after the other, some the slow way: bits as in a call of its own."""
+    case = Case(200, 200, 6, 3, head_dim, *CAUSAL, torch.bfloat16, batch=60)
+    q, k, v = device_inputs(case, seed=head_dim)
+    dout = torch.randn_like(q)
+    for entry, spoilt in ((7, k), (20, q), (33, dout), (45, v), (46, k)):
+        spoilt[entry, 40, 1] = float("nan") if entry % 2 else float("inf")
+    out, lse = hopper(q, k, v, **case.window)
+    for asked in (True, False):  # deterministic or not
+        options = {"kernel": "hopper", "deterministic": asked, **case.window}
+        whole = flash_cuda.bwd(dout, q, k, v, out, lse, **options)
+        for entry in (0, 6, 7, 8, 20, 21, 33, 34, 45, 46, 47, 59):
+            part = [t[entry : entry + 1].contiguous() for t in (dout, q, k, v, out, lse)]
+            alone = flash_cuda.bwd(*part, **options)
+            for number, (a, w) in enumerate(zip(alone, whole, strict=True)):
+                exact = {} if number == 0 and not asked else {"rtol": 0, "atol": 0}
+                torch.testing.assert_close(a[0], w[entry], equal_nan=True, **exact)
