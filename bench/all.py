@@ -1,7 +1,7 @@
 """Every benchmark in turn, each in its own process: `python -m bench.all` (`make bench`).
 
 `--peers` and `--kernel` go to all that know them; options that are not known here are passed on to
-forward and backward, e.g. `--grid quick`.
+forward, backward and train_step, e.g. `--grid quick`.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import time
 from bench import common
 from bench.common import say
 
-NAMES = ("overhead", "memory", "small", "gqa", "accuracy", "forward", "backward")
+NAMES = ("overhead", "memory", "small", "gqa", "accuracy", "forward", "backward", "train_step")
 WITHOUT_PEERS = ("memory", "gqa")  # they race what they are about, not every peer
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
             command += ["--kernel", arguments.kernel]
         if arguments.peers and name not in WITHOUT_PEERS:
             command += ["--peers", arguments.peers]
-        command += rest if name in ("forward", "backward") else []
+        command += rest if name in ("forward", "backward", "train_step") else []
         say(f"\n=== {' '.join(command[1:])}")
         begin = time.monotonic()
         status = subprocess.run(command, cwd=common.REPOSITORY).returncode

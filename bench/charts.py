@@ -98,6 +98,7 @@ def _train_curves(result: dict, pyplot) -> None:
 CHARTS = {
     "forward": _race,
     "backward": _race,
+    "train_step": _race,
     "memory": _memory,
     "train_context": _train_context,
     "train_curves": _train_curves,

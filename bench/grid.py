@@ -1,4 +1,4 @@
-"""The grid of shapes that forward.py and backward.py share: its cells, options and inputs."""
+"""The grid of forward.py, backward.py and train_step.py: its cells, options and inputs."""
 
 import argparse
 import itertools

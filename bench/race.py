@@ -1,4 +1,4 @@
-"""The race that forward, backward and small run: every contestant on every cell, in turn."""
+"""The race of forward, backward, train_step and small: all contestants on each cell, in turn."""
 
 import argparse
 import math

@@ -13,7 +13,8 @@ from bench.common import describe, markdown_table, say
 from bench.lab import tables as lab
 from bench.tables import by_cell, cell_key, cell_name, race_cells, race_columns, summary_text
 
-GRID_NAMES = ("forward", "backward")  # small has their page, but no chart and other shapes
+# small has their page, but no chart and other shapes.
+GRID_NAMES = ("forward", "backward", "train_step")
 
 
 def grid_markdown(result: dict) -> str:

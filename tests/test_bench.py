@@ -26,6 +26,7 @@ from bench import (
     small,
     timing,
     train_curves,
+    train_step,
 )
 from bench import all as bench_all
 from bench.contestants import hidden
@@ -286,9 +287,12 @@ def wrong(q, k, v, causal):
     return peers.standard_attention(q, k, v, causal) * 1.5
 
 
-@pytest.mark.parametrize("module, name", [(forward, "forward"), (backward, "backward")])
+@pytest.mark.parametrize(
+    "module, name, factor",
+    [(forward, "forward", 1.0), (backward, "backward", 2.5), (train_step, "train_step", 3.5)],
+)
 def test_a_grid_survives_peers_and_writes_its_files(
-    module, name, without_gpu, monkeypatch, tmp_path, capsys
+    module, name, factor, without_gpu, monkeypatch, tmp_path, capsys
 ):
     contestants = [
         standard_contestant("good"),
@@ -313,7 +317,6 @@ def test_a_grid_survives_peers_and_writes_its_files(
     assert len(result["rows"]) == 2 * 4 and len(result["skipped"]) == 2 * 4
     assert result["summary"]["good"]["geometric_mean"] == 2.0
     first = result["rows"][0]
-    factor = common.BACKWARD_FLOPS if module is backward else 1.0
     flops = common.attention_flops(2, 2, 32, 32, 16, causal=False) * factor
     assert first["tflops"] == round(flops / 10.0 * 1e-6, 2)
     page = path.with_suffix(".md").read_text()
@@ -498,7 +501,7 @@ def test_all_runs_each_benchmark_with_what_it_knows(without_gpu, monkeypatch, tm
     assert tuple(by_name) == bench_all.NAMES
     assert all("--kernel" in command for command in by_name.values())
     assert {n for n, c in by_name.items() if "--peers" not in c} == set(bench_all.WITHOUT_PEERS)
-    assert {n for n, c in by_name.items() if "--grid" in c} == {"forward", "backward"}
+    assert {n for n, c in by_name.items() if "--grid" in c} == {"forward", "backward", "train_step"}
 
 
 def test_every_result_kind_has_a_page_and_charts_draw(tmp_path):
