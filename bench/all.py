@@ -11,8 +11,9 @@ import time
 
 from bench import common
 from bench.common import say
+from bench.report import GRID_NAMES
 
-NAMES = ("overhead", "memory", "small", "gqa", "accuracy", "forward", "backward", "train_step")
+NAMES = ("overhead", "memory", "small", "gqa", "accuracy", *GRID_NAMES)
 WITHOUT_PEERS = ("memory", "gqa")  # they race what they are about, not every peer
 
 
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             command += ["--kernel", arguments.kernel]
         if arguments.peers and name not in WITHOUT_PEERS:
             command += ["--peers", arguments.peers]
-        command += rest if name in ("forward", "backward", "train_step") else []
+        command += rest if name in GRID_NAMES else []
         say(f"\n=== {' '.join(command[1:])}")
         begin = time.monotonic()
         status = subprocess.run(command, cwd=common.REPOSITORY).returncode

@@ -2,6 +2,7 @@
 // dS^T in the registers of a warp, are masked, and go to shared memory. And the terms of D = rowsum(dO * O).
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 
 #include "attention/band.h"
@@ -43,15 +44,6 @@ class Exponentiate {
   float log2_sum_[2];
 };
 
-// All of it at once.
-template <int MTiles, int NTiles>
-__device__ __forceinline__ void exponentiate(tile::Accumulator<MTiles, NTiles>& s, const float* lse,
-                                             const float scale_log2) {
-  Exponentiate<MTiles, NTiles> one(s, lse, scale_log2);
-#pragma unroll
-  for (int i = 0; i < one.kElements; ++i) one(i);
-}
-
 // S^T = K Q^T, which becomes P^T = exp(scale * S - lse) beside the products of dP^T = V dO^T. The rows are those of the
 // warp's keys, the columns those of its queries; `lse` is its first query's.
 template <class Element, int DimSteps, int Ahead, int MTiles, int NTiles, class View>
@@ -78,19 +70,27 @@ __device__ __forceinline__ void recompute_scores(tile::Accumulator<MTiles, NTile
       });
 }
 
-// dP^T becomes dS^T = P^T * (dP^T - D).
-template <int MTiles, int NTiles>
+// dP^T becomes dS^T = P^T * (dP^T - D); delta(n): D of this lane's two columns of column tile n.
+template <int MTiles, int NTiles, std::invocable<int> Delta>
 __device__ __forceinline__ void differentiate_softmax(const tile::Accumulator<MTiles, NTiles>& p,
-                                                      tile::Accumulator<MTiles, NTiles>& dp, const float* delta) {
-  const int column = tile::accumulator_element(threadIdx.x % 32, 0).column;
+                                                      tile::Accumulator<MTiles, NTiles>& dp, const Delta& delta) {
 #pragma unroll
   for (int n = 0; n < NTiles; ++n) {
-    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + column);
+    const float2 d = delta(n);
 #pragma unroll
     for (int m = 0; m < MTiles; ++m)
 #pragma unroll
       for (int e = 0; e < 4; ++e) dp[m][n][e] = p[m][n][e] * (dp[m][n][e] - (e % 2 ? d.y : d.x));
   }
+}
+
+// The same; `delta` is the first query's.
+template <int MTiles, int NTiles>
+__device__ __forceinline__ void differentiate_softmax(const tile::Accumulator<MTiles, NTiles>& p,
+                                                      tile::Accumulator<MTiles, NTiles>& dp, const float* delta) {
+  const int column = tile::accumulator_element(threadIdx.x % 32, 0).column;
+  differentiate_softmax<MTiles, NTiles>(
+      p, dp, [&](const int n) { return *reinterpret_cast<const float2*>(delta + 8 * n + column); });
 }
 
 // P^T, dS^T of unseen pairs become 0. Selected, not multiplied: what an unseen pair computes may be NaN, and the lse

@@ -59,6 +59,17 @@ __device__ __forceinline__ bool has_nonfinite(const uint4 chunk) {
   return found;
 }
 
+// Whether this thread's part of `bytes` of shared memory holds one: of `threads` threads it is number `thread`.
+template <class Element>
+__device__ __forceinline__ bool has_nonfinite(const uint32_t from, const int bytes, const int thread,
+                                              const int threads) {
+  bool found = false;
+  for (int i = thread * tile::kChunkBytes; i < bytes; i += threads * tile::kChunkBytes) {
+    found |= has_nonfinite<Element>(ptx::ld_shared_v4(from + i));
+  }
+  return found;
+}
+
 // Copies `bytes` of shared memory, NaNs and infinities replaced by 0; `to` may be `from`. By `threads` threads, of
 // which this is number `thread`; barriers are the caller's.
 template <class Element>

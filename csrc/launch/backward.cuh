@@ -20,6 +20,18 @@ int64_t query_bytes(const Shape& s) {
   return int64_t{s.seqlen_q} * s.head_dim * s.group() * (2 * sizeof(Element) + sizeof(float));
 }
 
+// Under a causal mask the first keys have the most queries: block 0 is the longest, and goes first in the order that
+// `uneven` makes of so many blocks a head. The deterministic sum needs larger block numbers first, whatever their
+// length (v2::DqAccumulator).
+template <class Uneven>
+TileOrder key_order(const BackwardParams& params, const int block_n, const Uneven& uneven) {
+  const Shape& s = params.shape;
+  const int blocks = blocks_of(s.seqlen_k, block_n);
+  TileOrder order = params.band.is_uneven(s.seqlen_k) ? uneven(blocks) : TileOrder::even(blocks, s.heads_kv, s.batch);
+  if (params.turns != nullptr) order.ascending = false;
+  return order;
+}
+
 // Prepare (D, clear), launch_main(), finish (dQ in the element type), in stream order.
 template <class Element, class Tile, class LaunchMain>
 cudaError_t launch_backward(const BackwardParams& params, cudaStream_t stream, const LaunchMain& launch_main) {

@@ -16,25 +16,20 @@ namespace flash_cuda {
 template <class Visitor>
 auto visit_hopper_backward_tile(const Shape& shape, Visitor&& visit) {
   return visit_head_dim<hopper::kLeastBackwardHeadDim>(
-      shape.head_dim, [&](auto head_dim) { return visit(typename hopper::BackwardTiles<head_dim>::Tile{}); });
+      shape.head_dim, [&](auto head_dim) { return visit(typename hopper::BackwardTiles<head_dim>::type{}); });
 }
 
 inline BackwardWorkspace hopper_workspace_of_tile(const Shape& shape) {
   return visit_hopper_backward_tile(shape, [&](auto tile) { return backward_workspace<decltype(tile)>(shape); });
 }
 
-// The blocks of keys of as many heads as fit the L2 cache, then the next heads'. Under a causal mask the first keys
-// have the most queries: block 0 is the longest, and goes first. The deterministic sum needs larger block numbers
-// first, whatever their length (v2::DqAccumulator).
+// The blocks of keys of as many heads as fit the L2 cache, then the next heads'.
 template <class Element>
 TileOrder hopper_key_order(const BackwardParams& params, const int block_n, const int64_t l2_bytes) {
   const Shape& s = params.shape;
-  const int blocks = blocks_of(s.seqlen_k, block_n);
-  TileOrder order = params.band.is_uneven(s.seqlen_k)
-                        ? TileOrder::by_section(blocks, s.heads_kv, s.batch, true, query_bytes<Element>(s), l2_bytes)
-                        : TileOrder::even(blocks, s.heads_kv, s.batch);
-  if (params.turns != nullptr) order.ascending = false;
-  return order;
+  return key_order(params, block_n, [&](const int blocks) {
+    return TileOrder::by_section(blocks, s.heads_kv, s.batch, true, query_bytes<Element>(s), l2_bytes);
+  });
 }
 
 template <class Element, class Tile, bool Sums>

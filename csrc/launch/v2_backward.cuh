@@ -24,18 +24,13 @@ inline BackwardWorkspace workspace_of_tile(const Shape& shape, const DeviceLimit
 // Keys of a head in one phase of the order of tiles; each phase reads Q and dO and updates dQ's sum.
 inline constexpr int kLeastPhaseKeys = 256;
 
-// Under a causal mask the first keys have the most queries: block 0 is the longest. The deterministic sum needs larger
-// block numbers first, whatever their length (DqAccumulator::wait_turn).
 template <class Element>
 TileOrder v2_key_order(const BackwardParams& params, const int block_n, const int64_t l2_bytes) {
   const Shape& s = params.shape;
-  const int blocks = blocks_of(s.seqlen_k, block_n);
-  TileOrder order = params.band.is_uneven(s.seqlen_k) ? TileOrder::longest_first(blocks, s.heads_kv, s.batch, true,
-                                                                                 blocks_of(kLeastPhaseKeys, block_n),
-                                                                                 query_bytes<Element>(s), l2_bytes)
-                                                      : TileOrder::even(blocks, s.heads_kv, s.batch);
-  if (params.turns != nullptr) order.ascending = false;
-  return order;
+  return key_order(params, block_n, [&](const int blocks) {
+    return TileOrder::longest_first(blocks, s.heads_kv, s.batch, true, blocks_of(kLeastPhaseKeys, block_n),
+                                    query_bytes<Element>(s), l2_bytes);
+  });
 }
 
 template <class Element>

@@ -1,7 +1,7 @@
 // FlashAttention-2 backward (Dao 2023, Algorithm 2) for Hopper: TMA, wgmma, warp specialisation (FlashAttention-3, Shah
 // et al. 2024, appendix B.1).
 //
-//   for each block of keys K_j, values V_j (one thread block each)       grid: one dimension, TileOrder by KV head
+//   for each block of keys K_j, values V_j             drawn by persistent thread blocks, TileOrder by KV head
 //     a producer warp streams Q_i, dO_i, lse_i, D_i through a ring in shared memory (backward_loads.cuh)
 //     two consumer warpgroups of 64 keys each hold dK, dV in registers; for each query head of the group, each block of
 //     queries i in the band:
@@ -69,21 +69,21 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
       } else {
         if (kStaggers && warpgroup_ == 1) ptx::bar_sync(kStaggerBarrier, Tile::kConsumerThreads);
         if (is_unseen(at)) {
-          pass<true>(at, 0);
+          pass<true>(0);
         } else {
           compute<true>(at, 0);
         }
         int before = this->sum_of(at);
         for (at = walk.next(at); !walk.is_end(at); at = walk.next(at)) {
           if (is_unseen(at)) {
-            pass<false>(at, before);
+            pass<false>(before);
           } else {
             compute<false>(at, before);
           }
           before = this->sum_of(at);
         }
         this->wait_last_ds();
-        finish_dq(before);
+        this->template finish_dq<kDqColumns, Sums>(before);
       }
       BackwardAgain<Element, Tile>(p_, maps_, shared_, work_, warpgroup_).run_if_needed(dk_, dv_);
     }
@@ -98,7 +98,7 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
   template <bool First>
   __device__ __forceinline__ void compute(const QueryStep& at, const int before) {
     const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
-    const uint32_t own_rows = 64 * warpgroup_ * Key::kRowBytes;
+    const uint32_t own_rows = this->first_row() * Key::kRowBytes;
     Scores s, dp;
     Rows lse, delta;
     queries_.wait_full();
@@ -127,7 +127,7 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     // Both warpgroups' dS^T of the step before is there, and so the step before that is over for both: of the three
     // blocks, the one that is written next is free.
     if constexpr (!First) this->wait_last_ds();
-    if constexpr (kPutsFirst) put_ds(ds);
+    if constexpr (kPutsFirst) this->put_ds(ds);
     tile::Accumulator<1, kDqColumns / 8> dq;
     if constexpr (First || !Sums) {
       ptx::wgmma_hold(dk_[0]);
@@ -140,7 +140,7 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     tile::multiply_registers<Element>(dv_[0], probabilities[0], this->dout_tile(), true);
     tile::multiply_registers<Element>(dk_[0], ds[0], this->q_tile(), true);
     ptx::wgmma_commit_group();
-    if constexpr (!kPutsFirst) put_ds(ds);
+    if constexpr (!kPutsFirst) this->put_ds(ds);
     if (First && kStaggers && warpgroup_ == 0) ptx::bar_arrive(kStaggerBarrier, Tile::kConsumerThreads);
     if constexpr (Sums) this->advance_ds();
     if constexpr (Sums && !First) {
@@ -151,10 +151,9 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dk_[0]);
     ptx::wgmma_hold(dv_[0]);
-    ptx::mbarrier_arrive(queries_.empty());
-    queries_.advance();
+    this->give_queries_back();
     if constexpr (!Sums) {
-      if constexpr (!First) finish_dq(before);
+      if constexpr (!First) this->template finish_dq<kDqColumns, Sums>(before);
       this->advance_ds();
     }
   }
@@ -168,33 +167,13 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
 
   // A block of queries that does not see this warpgroup's keys, but the other's: dS^T = 0, and dQ of the one before.
   template <bool First>
-  __device__ __forceinline__ void pass(const QueryStep& at, const int before) {
+  __device__ __forceinline__ void pass(const int before) {
     queries_.wait_full();
     if constexpr (!First) this->wait_last_ds();
-    put_ds(Operand{});
-    if constexpr (!First) finish_dq(before);
+    this->put_ds(Operand{});
+    if constexpr (!First) this->template finish_dq<kDqColumns, Sums>(before);
     this->advance_ds();
-    ptx::mbarrier_arrive(queries_.empty());
-    queries_.advance();
-  }
-
-  __device__ __forceinline__ void finish_dq(const int at) {
-    if (!Sums && p_.dq == nullptr) return;
-    tile::Accumulator<1, kDqColumns / 8> dq;
-    ptx::wgmma_fence();
-    this->template multiply_dq<kDqColumns>(dq);
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_hold(dq[0]);
-    if constexpr (Sums) {
-      this->template add_dq<kDqColumns>(at, dq);
-    } else {
-      this->template add_dq_if_asked<kDqColumns>(at, dq);
-    }
-  }
-
-  __device__ __forceinline__ void put_ds(const Operand& ds) const {
-    this->store_ds(ds, 64 * warpgroup_);
-    this->announce_ds();
+    this->give_queries_back();
   }
 
   Gradient dk_, dv_;

@@ -142,7 +142,7 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
   __device__ __forceinline__ void add_dq(const QueryStep& at) {
     Operand probabilities, ds;
     compute(at, probabilities, ds);
-    if constexpr (OwnsDk) this->store_ds(ds, this->first_row());
+    if constexpr (OwnsDk) this->store_ds(ds);
     this->advance_ds();  // to the block behind the one that dS^T is in
     sync();              // the scores no longer need K
     take_nonfinite_out(shared_.k, Key::kBytes);

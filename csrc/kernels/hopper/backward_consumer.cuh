@@ -59,6 +59,11 @@ class BackwardConsumer {
     ptx::mbarrier_arrive(tile::RingCursor<1>(shared_.key_barriers).empty());
   }
 
+  __device__ __forceinline__ void give_queries_back() {
+    ptx::mbarrier_arrive(queries_.empty());
+    queries_.advance();
+  }
+
   // Of a tile at this offset in shared memory. Forgotten, or the compiler would keep all descriptors of a product from
   // one step to the next.
   __device__ __forceinline__ uint32_t tile_at(const int offset) const { return ptx::forget(base_ + offset); }
@@ -75,11 +80,9 @@ class BackwardConsumer {
   // go. Noted in shared memory, for want of registers.
   __device__ __forceinline__ bool keys_are_bad(const Walk<Tile>& walk) const {
     if (walk.all_seen(p_, work_)) return false;
-    bool found = false;
     const int thread = ptx::tid_x();
-    for (int i = thread * 16; i < Key::kBytes; i += Tile::kConsumerThreads * 16) {
-      found |= has_nonfinite<Element>(ptx::ld_shared_v4(ptx::shared_address(shared_.k) + i));
-    }
+    const uint32_t keys = ptx::shared_address(shared_.k);
+    bool found = has_nonfinite<Element>(keys, Key::kBytes, thread, Tile::kConsumerThreads);
     found = ptx::bar_red_or(1, Tile::kConsumerThreads, found);
     if (thread == 0) {
       shared_.bad_keys = found;
@@ -90,8 +93,7 @@ class BackwardConsumer {
   __device__ __forceinline__ void skip(const Walk<Tile>& walk) {
     for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
       queries_.wait_full();
-      ptx::mbarrier_arrive(queries_.empty());
-      queries_.advance();
+      give_queries_back();
       if (Tile::kSplitsKeys || warpgroup_ == 1) announce_ds();  // as each step does
       advance_ds();
     }
@@ -129,10 +131,7 @@ class BackwardConsumer {
 
   // dP^T becomes dS^T = P^T * (dP^T - D).
   __device__ __forceinline__ static void differentiate(const Scores& p, Scores& dp, const Rows& delta) {
-#pragma unroll
-    for (int n = 0; n < kQueryTiles; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dp[0][n][e] = p[0][n][e] * (dp[0][n][e] - (e % 2 ? delta[n].y : delta[n].x));
+    differentiate_softmax<1, kQueryTiles>(p, dp, [&](const int n) { return delta[n]; });
   }
 
   // The ring of blocks of dS^T: score_block_ is of this step, and its barrier says with this parity that all have
@@ -154,11 +153,11 @@ class BackwardConsumer {
   }
 
   // dS^T of a warp's 16 keys, a row of queries each: for dQ, a step later.
-  __device__ __forceinline__ void store_ds(const Operand& ds, const int first_row) const {
+  __device__ __forceinline__ void store_ds(const Operand& ds) const {
     const int lane = threadIdx.x % 32;
     // Steps of 16 queries are XORed to the address, as the swizzle does it: the tile is aligned to its period.
     const uint32_t first = base_ + offsetof(Shared, ds) + score_block_ * Score::kBytes +
-                           Score::offset(first_row + warp_row() + lane % 16, lane / 16);
+                           Score::offset(first_row() + warp_row() + lane % 16, lane / 16);
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; ++k) {
       ptx::stmatrix_x4((first ^ k % 4 * 32) + k / 4 * Score::kPanelBytes, ds[0][k]);
@@ -168,6 +167,10 @@ class BackwardConsumer {
   __device__ __forceinline__ void announce_ds() const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(score_barrier(score_block_));
+  }
+  __device__ __forceinline__ void put_ds(const Operand& ds) const {
+    store_ds(ds);
+    announce_ds();
   }
 
   // dQ = dS K of the step before; this warpgroup's 64 rows or Columns columns.
@@ -181,14 +184,14 @@ class BackwardConsumer {
     ptx::wgmma_commit_group();
   }
 
-  // The number of a block of queries among all of them.
+  // The index of a block of queries among all of them, in 32 bits: one register from a step to the next.
   __device__ __forceinline__ int sum_of(const QueryStep& at) const {
     return (work_.batch * p_.shape.heads_q + at.head) * v2::DqAccumulator<Tile>::blocks(p_.shape.seqlen_q) + at.block;
   }
 
   template <int Columns>
-  __device__ __forceinline__ void add_dq(const int number, const tile::Accumulator<1, Columns / 8>& dq) const {
-    const v2::DqAccumulator<Tile> accumulator(p_, number);
+  __device__ __forceinline__ void add_dq(const int at, const tile::Accumulator<1, Columns / 8>& dq) const {
+    const v2::DqAccumulator<Tile> accumulator(p_, at);
     float* const sum = accumulator.element((Tile::kSplitsRows ? 4 * warpgroup_ : 0) + warp_row() / 16,
                                            Tile::kSplitsRows ? 0 : Tile::kDqColumns / 8 * warpgroup_, 0);
 #pragma unroll
@@ -204,6 +207,22 @@ class BackwardConsumer {
       ptx::fence_acq_rel_gpu();
       ptx::mbarrier_arrive(BackwardTurns<Tile>::added(shared_, turns_.stage()));
       turns_.advance();
+    }
+  }
+
+  // dQ of the step before, with no products under way.
+  template <int Columns, bool Sums>
+  __device__ __forceinline__ void finish_dq(const int at) {
+    if (!Sums && p_.dq == nullptr) return;
+    tile::Accumulator<1, Columns / 8> dq;
+    ptx::wgmma_fence();
+    multiply_dq<Columns>(dq);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_hold(dq[0]);
+    if constexpr (Sums) {
+      add_dq<Columns>(at, dq);
+    } else {
+      add_dq_if_asked<Columns>(at, dq);
     }
   }
 

@@ -37,7 +37,6 @@ class Walk {
         first_head_(work.head * p.shape.group()),
         end_head_(first_head_ + p.shape.group()) {}
 
-  __device__ __forceinline__ const BlockRange& blocks() const { return blocks_; }
   __device__ __forceinline__ QueryStep begin() const {
     return {blocks_.end > blocks_.begin ? first_head_ : end_head_, blocks_.begin};
   }

@@ -59,7 +59,7 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
           before = this->sum_of(at);
         }
         this->wait_last_ds();
-        finish_dq(before);
+        this->template finish_dq<kDqColumns, Sums>(before);
       }
       BackwardAgain<Element, Tile, !OwnsDv, OwnsDv>(p_, maps_, shared_, work_, OwnsDv ? 0 : 1)
           .run_if_needed(gradient_, gradient_);
@@ -113,8 +113,7 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     ptx::wgmma_commit_group();
     // Into the block whose dQ the other has finished: it has given P^T of this step since.
     if constexpr (!OwnsDv) {
-      this->store_ds(operand, 0);
-      this->announce_ds();
+      this->put_ds(operand);
     }
     if constexpr (Sums) this->advance_ds();
     if constexpr (Sums && !First) {
@@ -124,25 +123,10 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     }
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(gradient_[0]);
-    ptx::mbarrier_arrive(queries_.empty());
-    queries_.advance();
+    this->give_queries_back();
     if constexpr (!Sums) {
-      if constexpr (!First) finish_dq(before);
+      if constexpr (!First) this->template finish_dq<kDqColumns, Sums>(before);
       this->advance_ds();
-    }
-  }
-
-  __device__ __forceinline__ void finish_dq(const int at) {
-    if (!Sums && p_.dq == nullptr) return;
-    tile::Accumulator<1, kDqColumns / 8> dq;
-    ptx::wgmma_fence();
-    this->template multiply_dq<kDqColumns>(dq);
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_hold(dq[0]);
-    if constexpr (Sums) {
-      this->template add_dq<kDqColumns>(at, dq);
-    } else {
-      this->template add_dq_if_asked<kDqColumns>(at, dq);
     }
   }
 

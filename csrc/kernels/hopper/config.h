@@ -2,6 +2,8 @@
 // holds the measurements behind them.
 #pragma once
 
+#include <type_traits>
+
 namespace flash_cuda::hopper {
 
 // The swizzle of the widest panels repeats every 1024 bytes; dynamic shared memory may start anywhere.
@@ -62,7 +64,7 @@ struct ForwardTiles<192> : TileChoice<ForwardTile<192, 2, 96, 2>> {};
 template <>
 struct ForwardTiles<256> : TileChoice<ForwardTile<256, 2, 64, 2>> {};
 
-// Backward: a thread block has BlockN keys and walks over blocks of BlockM queries, two of them in shared memory at a
+// Backward: a tile is BlockN keys, and walks over blocks of BlockM queries, two of them in shared memory at a
 // time. Two warpgroups compute; a third loads, and gives its registers to them.
 template <int HeadDim, int BlockM, int BlockN>
 struct BackwardTile {
@@ -92,24 +94,14 @@ inline constexpr int kLeastBackwardHeadDim = 64;
 template <int HeadDim>
 struct BackwardTiles;
 template <>
-struct BackwardTiles<64> {
-  using Tile = BackwardTile<64, 128, 128>;
-};
+struct BackwardTiles<64> : std::type_identity<BackwardTile<64, 128, 128>> {};
 template <>
-struct BackwardTiles<96> {
-  using Tile = BackwardTile<96, 64, 64>;
-};
+struct BackwardTiles<96> : std::type_identity<BackwardTile<96, 64, 64>> {};
 template <>
-struct BackwardTiles<128> {
-  using Tile = BackwardTile<128, 64, 128>;
-};
+struct BackwardTiles<128> : std::type_identity<BackwardTile<128, 64, 128>> {};
 template <>
-struct BackwardTiles<192> {
-  using Tile = BackwardTile<192, 64, 64>;
-};
+struct BackwardTiles<192> : std::type_identity<BackwardTile<192, 64, 64>> {};
 template <>
-struct BackwardTiles<256> {
-  using Tile = BackwardTile<256, 64, 64>;
-};
+struct BackwardTiles<256> : std::type_identity<BackwardTile<256, 64, 64>> {};
 
 }  // namespace flash_cuda::hopper
