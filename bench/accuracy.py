@@ -1,15 +1,18 @@
-"""Error of the forward against float64 on the same inputs: `python -m bench.accuracy`.
+"""Error against float64 on the same inputs, forward or gradients: `python -m bench.accuracy`.
 
 Inputs as in FlashAttention-3's paper (section 4.3): q, k, v from N(0, 1), and from
 N(0, 1) + N(0, 100) * Bernoulli(0.001), whose outliers have a standard deviation of 10. They are
 rounded to the dtype first, so what is measured is the kernel's own error.
 
   python -m bench.accuracy --peers sdpa-flash,sdpa-cudnn,fa3,fa4 --bar fa3:1.001
+  python -m bench.accuracy --gradients --causal 0,1 --peers sdpa-flash,sdpa-cudnn,fa4
 """
 
 import argparse
+import functools
 import itertools
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -45,7 +48,18 @@ def errors(out: Tensor, exact: Tensor) -> tuple[float, float]:
     return difference.square().mean().sqrt().item(), difference.abs().max().item()
 
 
-@torch.no_grad()
+def results(
+    attend: Callable[..., Tensor], inputs: list[Tensor], causal: bool, dout: Tensor | None
+) -> dict[str, Tensor]:
+    """What is compared, by its name: the output, or with dout the gradients of q, k and v."""
+    if dout is None:
+        with torch.no_grad():
+            return {"out": attend(*inputs, causal)}
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    gradients = torch.autograd.grad(attend(*leaves, causal), leaves, dout)
+    return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+
 def measure(
     contestants: list[peers.Contestant], arguments: argparse.Namespace
 ) -> tuple[list[dict], list[dict]]:
@@ -54,13 +68,16 @@ def measure(
     cases = itertools.product(arguments.d, arguments.causal, arguments.dtypes, INPUTS)
     for seed, (head_dim, causal, dtype, kind) in enumerate(cases):
         shape = (arguments.batch, arguments.seqlen, arguments.heads, head_dim)
-        q, k, v = draw(shape, kind, grid.DTYPES[dtype], seed)
-        wide = (x.double() for x in (q, k, v))
-        exact = standard_attention(*wide, bool(causal), rows=REFERENCE_ROWS)
+        inputs = draw(shape, kind, grid.DTYPES[dtype], seed)
+        dout = draw(shape, "normal", grid.DTYPES[dtype], seed + 1000)[0]
+        dout = dout if arguments.gradients else None
+        wide = [None if x is None else x.double() for x in (*inputs, dout)]
+        in_strips = functools.partial(standard_attention, rows=REFERENCE_ROWS)
+        exact = results(in_strips, wide[:3], bool(causal), wide[3])
         case = {"head_dim": head_dim, "causal": bool(causal), "dtype": dtype, "inputs": kind}
         for contestant in contestants:
             try:
-                rmse, largest = errors(contestant.attend(q, k, v, bool(causal)), exact)
+                found = results(contestant.attend, inputs, bool(causal), dout)
             except Exception as error:  # a peer may fail in any way; the others go on
                 reason = common.one_line(error)
                 skipped.append({"contestant": contestant.name, "reason": reason, **case})
@@ -69,9 +86,12 @@ def measure(
                     say("the CUDA context is lost: stopping here")
                     return rows, skipped
                 continue
-            rows.append({**case, "contestant": contestant.name, "rmse": rmse, "max": largest})
-            words = f"rmse {rmse:.4e} | max {largest:.3e}"
-            say(f"  {report.accuracy_case(case)} | {contestant.name} | {words}")
+            for of, value in found.items():
+                rmse, largest = errors(value, exact[of])
+                row = {**case, "of": of, "contestant": contestant.name}
+                rows.append({**row, "rmse": rmse, "max": largest})
+                words = f"rmse {rmse:.4e} | max {largest:.3e}"
+                say(f"  {report.accuracy_case(row)} | {contestant.name} | {words}")
     return rows, skipped
 
 
@@ -120,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--seqlen", type=int, default=4096)
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--gradients", action="store_true", help="of dq, dk, dv")
     parser.add_argument("--kernel", default="auto")
     parser.add_argument("--peers", default="auto", help="as for bench.forward")
     parser.add_argument(
@@ -137,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
     rows, skipped = measure(contestants, arguments)
     result = {
         "schema": common.SCHEMA,
-        "name": "accuracy",
+        "name": "gradient_accuracy" if arguments.gradients else "accuracy",
         "shape": f"b{arguments.batch} s{arguments.seqlen} h{arguments.heads}",
         "environment": environment,
         "contestants": [contestant.name for contestant in contestants],

@@ -66,7 +66,8 @@ def gqa_markdown(result: dict) -> str:
 
 def accuracy_case(row: dict) -> str:
     mask = "causal" if row["causal"] else "full"
-    return f"d{row['head_dim']} {mask} {row['dtype']} {row['inputs']}"
+    gradient = {"out": ""}.get(row.get("of", "out"), f" {row.get('of')}")
+    return f"d{row['head_dim']} {mask} {row['dtype']} {row['inputs']}{gradient}"
 
 
 def accuracy_markdown(result: dict) -> str:
@@ -77,7 +78,8 @@ def accuracy_markdown(result: dict) -> str:
         shown = f"{row['rmse']:.3e} ({row['max']:.1e})"
         cases.setdefault(accuracy_case(row), {})[row["contestant"]] = shown
     rows = [[case, *(by.get(name, "-") for name in names)] for case, by in cases.items()]
-    intro = f"Shape: {result['shape']}. Error of the forward against float64: RMSE (maximum)."
+    what = "gradients" if result["name"] == "gradient_accuracy" else "forward"
+    intro = f"Shape: {result['shape']}. Error of the {what} against float64: RMSE (maximum)."
     table = markdown_table(["inputs", *names], rows)
     return "\n\n".join([intro, table, *left_out(result)])
 
@@ -150,6 +152,7 @@ MARKDOWN = {
     **dict.fromkeys((*GRID_NAMES, "small"), grid_markdown),
     "gqa": gqa_markdown,
     "accuracy": accuracy_markdown,
+    "gradient_accuracy": accuracy_markdown,
     "memory": memory_markdown,
     "overhead": overhead_markdown,
     "train_context": train_markdown,

@@ -1,8 +1,10 @@
 """Do the loss curves of the attention kinds agree? `python -m bench.train_curves`.
 
 Trains examples/train_gpt.py once with each kind, same seed and data, and prints how far each curve
-is from that of standard attention. `--logs A.json B.json` compares runs made earlier with `--log`.
-Other options go to the example, e.g. `--preset small --steps 500`.
+is from the others. `--logs A.json B.json` compares runs made earlier with `--log`. `--kinds` are
+those of bench.train_context. Other options go to the example, e.g. `--preset small --steps 500`.
+
+  python -m bench.train_curves --kinds standard,flash_cuda:v2,flash_cuda:hopper,sdpa
 """
 
 import argparse
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from bench import common
 from bench.common import say
-from bench.train_context import example
+from bench.train_context import parse, train
 
 KINDS = "standard,flash_cuda,sdpa"
 
@@ -58,19 +60,13 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.logs:
         compare([json.loads(path.read_text()) for path in arguments.logs])
         return 0
-    train_gpt = example()
     environment = common.environment()
     say(common.describe(environment))
     reports = []
     for kind in arguments.kinds.split(","):
-        args = train_gpt.parse([*rest, "--attention", kind])
-        try:
-            report = train_gpt.train(args, measure_only=True)
-        except (Exception, SystemExit) as error:
-            say(f"{kind}: {common.one_line(error)}")
-            continue
-        say(train_gpt.describe(report))
-        if not report.oom:
+        args = parse(kind, rest)
+        report = train(kind, args)
+        if report is not None and not report.oom:
             reports.append(vars(report))
     result = {
         "schema": common.SCHEMA,

@@ -4,6 +4,7 @@
   python examples/train_gpt.py --preset gpt2 --context 16384 --batch 1
   python examples/train_gpt.py --checkpoint run.pt              later: --resume run.pt --steps 2000
   python examples/train_gpt.py --attention standard --log standard.json
+  python examples/train_gpt.py --attention sdpa-cudnn           one backend of PyTorch's SDPA
 
 bench/train_curves.py compares the kinds' loss curves, bench/train_context.py their contexts.
 """
@@ -14,6 +15,7 @@ import json
 import math
 import os
 import resource
+import statistics
 import sys
 import sysconfig
 import time
@@ -26,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 try:
     from tqdm import tqdm
@@ -38,8 +41,13 @@ PRESETS = {  # `cpu` takes about a minute on two cores
     "small": (1024, 32, 6, 6, 384, 500, 1e-3),
     "gpt2": (1024, 16, 12, 12, 768, 200, 6e-4),
 }
-KINDS = ("flash_cuda", "sdpa", "standard")
-WARMUP_STEPS = 3  # not counted in tokens/s
+SDPA_BACKENDS = {
+    "sdpa-flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+KINDS = ("flash_cuda", "sdpa", *SDPA_BACKENDS, "standard")
+WARMUP_STEPS = 1  # not in tokens/s: libraries load, cuDNN plans, memory is allocated
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"}
 
 
@@ -83,7 +91,19 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
+def sdpa_by(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """PyTorch raises RuntimeError where the backend does not serve device, dtype or shape."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):  # the backward is that of the backend which ran the forward
+            return sdpa(q, k, v)
+
+    return attend
+
+
 def attention_of(kind: str, kernel: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    if kind in SDPA_BACKENDS:
+        return sdpa_by(SDPA_BACKENDS[kind])
     if kind != "flash_cuda":
         return {"standard": standard, "sdpa": sdpa}[kind]
     try:
@@ -249,18 +269,23 @@ class Trainer:
 
     def run(self) -> None:
         args, report = self.args, self.report
-        for number, step in enumerate(progress(range(len(report.losses), args.steps), args)):
+        seconds = []
+        for step in progress(range(len(report.losses), args.steps), args):
+            begin = time.perf_counter()
             loss = self.step()
-            if number + 1 == WARMUP_STEPS:
-                begin = time.perf_counter()
-            elif number >= WARMUP_STEPS:
-                tokens = (number + 1 - WARMUP_STEPS) * args.batch * args.context
-                report.tokens_per_s = tokens / (time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
+            report.tokens_per_s = median_speed(seconds, args.batch * args.context)
             report.peak_gib = self.peak_gib()
             speed = f"{report.tokens_per_s or 0:,.0f} tokens/s"
             show(args, step, f"loss {loss:.3f}, {speed}, {report.peak_gib:.2f} GiB")
             if args.checkpoint and ((step + 1) % 100 == 0 or step + 1 == args.steps):
                 self.save(args.checkpoint)
+
+
+def median_speed(seconds: list[float], tokens: int) -> float | None:
+    """Tokens/s of the median of recent steps, so that one that was interrupted changes little."""
+    timed = seconds[WARMUP_STEPS:][-200:]
+    return tokens / statistics.median(timed) if timed else None
 
 
 def progress(steps: Iterable[int], args: argparse.Namespace) -> Iterable[int]:
@@ -306,7 +331,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Options; sizes that are not given come from the preset, the preset from the device."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--preset", choices=PRESETS, help="default: small on a GPU, cpu elsewhere")
-    p.add_argument("--attention", choices=KINDS, default="flash_cuda")
+    p.add_argument(
+        "--attention", choices=KINDS, default="flash_cuda", help="sdpa: the backend PyTorch picks"
+    )
     p.add_argument("--kernel", default="auto", help="kernel of flash_cuda")
     for name in SETTINGS:
         p.add_argument(f"--{name}", type=float if name == "lr" else int)

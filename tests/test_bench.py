@@ -419,6 +419,11 @@ def test_accuracy_is_judged_against_a_peer(without_gpu, monkeypatch, tmp_path, c
     nan = [{**r, "rmse": math.nan} if r["contestant"] == "flash_cuda" else r for r in rows]
     assert accuracy.check_bar(nan, "flash_cuda", ("fa3", 1.001)) == 1
     assert accuracy.check_bar(rows, "flash_cuda", ("fa4", 1.001)) == 1  # ran no case
+    assert accuracy.main([*options, "--gradients", "--bar", "fa3:1.001"]) == 0
+    (path,) = tmp_path.glob("gradient_accuracy_*.json")
+    rows = json.loads(path.read_text())["rows"]
+    assert len(rows) == 3 * 2 * 8 and {row["of"] for row in rows} == {"dq", "dk", "dv"}
+    assert "| d16 causal fp16 outliers dk |" in path.with_suffix(".md").read_text()
 
 
 def test_outliers_are_one_in_a_thousand_and_ten_times_as_wide(without_gpu):

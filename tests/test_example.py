@@ -69,9 +69,28 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 
 
 def test_loss_curves_of_the_attention_kinds_agree():
-    curves = {kind: run("--steps", "10", "--attention", kind).losses for kind in train_gpt.KINDS}
-    assert train_curves.difference(curves["flash_cuda"], curves["standard"])["max"] < 1e-3
-    assert train_curves.difference(curves["sdpa"], curves["standard"])["max"] < 1e-3
+    kinds = ("standard", "flash_cuda", "sdpa", "sdpa-flash")
+    curves = {kind: run("--steps", "10", "--attention", kind).losses for kind in kinds}
+    for kind in kinds[1:]:
+        assert train_curves.difference(curves[kind], curves["standard"])["max"] < 1e-3, kind
+
+
+@pytest.mark.parametrize("kind", train_gpt.SDPA_BACKENDS)
+def test_sdpa_runs_the_backend_that_is_asked_for_or_none(kind):
+    """A CPU has the flash backend alone; it must not stand in for the others."""
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    attend = train_gpt.attention_of(kind, "auto")
+    if kind != "sdpa-flash":
+        with pytest.raises(RuntimeError, match="(?i)no (viable|available) (backend|kernel)"):
+            attend(q, q, q)
+        return
+    assert "FlashAttention" in attend(q, q, q).grad_fn.next_functions[0][0].name()
+
+
+def test_speed_is_that_of_the_median_step_after_the_warm_up():
+    assert train_gpt.median_speed([9.0] * train_gpt.WARMUP_STEPS, 10) is None
+    seconds = [9.0] * train_gpt.WARMUP_STEPS + [2.0, 2.0, 7.0]
+    assert train_gpt.median_speed(seconds, 10) == 5.0
 
 
 def test_running_out_of_memory_is_a_row(monkeypatch):
@@ -93,6 +112,37 @@ def test_context_sweep_and_curves_write_their_tables(tmp_path):
     assert train_curves.main(["--kinds", "standard,flash_cuda", "--device", "cpu", *options]) == 0
     (page,) = tmp_path.glob("train_curves_*.md")
     assert "| standard and flash_cuda |" in page.read_text()
+
+
+def test_a_kind_may_name_its_kernel(tmp_path, capsys):
+    """A CPU has `auto` and `reference`; v1 is refused there, in a line that says so."""
+    kinds = ["--kinds", "standard,flash_cuda:auto,flash_cuda:reference,flash_cuda:v1,sdpa-cudnn"]
+    options = [*TINY, "--steps", "4", "--out", str(tmp_path), "--formats", "json,md"]
+    assert train_curves.main([*kinds, *options]) == 0
+    said = capsys.readouterr().out
+    assert 'flash_cuda:v1 | context 48 | ValueError: flash_cuda.fwd: kernel "v1" runs on' in said
+    assert "sdpa-cudnn | context 48 | RuntimeError: " in said
+    result = json.loads(next(tmp_path.glob("train_curves_*.json")).read_text())
+    runs = ["standard", "flash_cuda:auto", "flash_cuda:reference"]
+    assert [row["attention"] for row in result["rows"]] == result["contestants"] == runs
+    assert [row["settings"]["kernel"] for row in result["rows"]] == ["auto", "auto", "reference"]
+    assert [pair["runs"] for pair in result["differences"]][-1] == runs[1:]
+    assert result["differences"][-1]["max"] == 0.0  # the CPU's auto is the reference
+    assert train_context.main([*kinds, "--contexts", "16", *options]) == 0
+    page = next(tmp_path.glob("train_context_*.md")).read_text()
+    assert "| context | standard | flash_cuda:auto | flash_cuda:reference | flash_cuda:v1 |" in page
+    assert page.count(" tokens/s |") == 3 and page.rstrip().endswith("| - | - |")
+
+
+@pytest.mark.parametrize("kind", ["sdpa:v2", "flash_cuda:", "flash", "sdpa-math"])
+def test_a_kind_that_names_nothing_is_refused(kind):
+    with pytest.raises(SystemExit):
+        train_context.parse(kind, TINY)
+
+
+def test_the_context_sweep_times_many_short_steps_and_few_long_ones():
+    timed = [train_context.steps_of(2**n) - train_gpt.WARMUP_STEPS for n in (10, 12, 14, 15, 17)]
+    assert timed == [32, 32, 8, 4, 2]
 
 
 def test_gpu_and_cpu_have_their_own_defaults():

@@ -286,21 +286,39 @@ def test_backward_thirty_times(head_dim, band):
         torch.testing.assert_close(c, a, rtol=0.02, atol=0.03)
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_backward_of_more_tiles_than_multiprocessors(head_dim):
-    """A thread block takes one after the other, some the slow way: bits as in a call of its own."""
-    case = Case(200, 200, 6, 3, head_dim, *CAUSAL, torch.bfloat16, batch=60)
-    q, k, v = device_inputs(case, seed=head_dim)
-    dout = torch.randn_like(q)
-    for entry, spoilt in ((7, k), (20, q), (33, dout), (45, v), (46, k)):
-        spoilt[entry, 40, 1] = float("nan") if entry % 2 else float("inf")
-    out, lse = hopper(q, k, v, **case.window)
+def expect_entries_as_alone(tensors, window, entries):
+    """Gradients of some batch entries are, bit for bit, those of calls of their own."""
+    q, k, v, dout = tensors
+    out, lse = hopper(q, k, v, **window)
     for asked in (True, False):  # deterministic or not
-        options = {"kernel": "hopper", "deterministic": asked, **case.window}
+        options = {"kernel": "hopper", "deterministic": asked, **window}
         whole = flash_cuda.bwd(dout, q, k, v, out, lse, **options)
-        for entry in (0, 6, 7, 8, 20, 21, 33, 34, 45, 46, 47, 59):
+        for entry in entries:
             part = [t[entry : entry + 1].contiguous() for t in (dout, q, k, v, out, lse)]
             alone = flash_cuda.bwd(*part, **options)
             for number, (a, w) in enumerate(zip(alone, whole, strict=True)):
                 exact = {} if number == 0 and not asked else {"rtol": 0, "atol": 0}
                 torch.testing.assert_close(a[0], w[entry], equal_nan=True, **exact)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_backward_of_more_tiles_than_multiprocessors(head_dim):
+    """A thread block takes one after the other, some of them the slow way at the end."""
+    case = Case(200, 200, 6, 3, head_dim, *CAUSAL, torch.bfloat16, batch=60)
+    q, k, v = device_inputs(case, seed=head_dim)
+    dout = torch.randn_like(q)
+    for entry, spoilt in ((7, k), (20, q), (33, dout), (45, v), (46, k)):
+        spoilt[entry, 40, 1] = float("nan") if entry % 2 else float("inf")
+    entries = (0, 6, 7, 8, 20, 21, 33, 34, 45, 46, 47, 59)
+    expect_entries_as_alone((q, k, v, dout), case.window, entries)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_backward_of_more_spoilt_tiles_than_are_listed(head_dim):
+    """The list of tiles for the slow way runs full and is worked off between others."""
+    case = Case(130, 130, 8, 8, head_dim, *CAUSAL, torch.bfloat16, batch=240)
+    q, k, v = device_inputs(case, seed=head_dim)
+    dout = torch.randn_like(q)
+    q[:, 40] = float("nan")
+    k[::3, 50] = float("inf")
+    expect_entries_as_alone((q, k, v, dout), case.window, (0, 1, 2, 120, 238, 239))

@@ -59,15 +59,17 @@ __device__ __forceinline__ bool has_nonfinite(const uint4 chunk) {
   return found;
 }
 
-// Whether this thread's part of `bytes` of shared memory holds one: of `threads` threads it is number `thread`.
+// Whether this thread's part of `bytes` of shared memory holds one: of `threads` threads it is number `thread`. Without
+// their signs, numbers are in the order of their bits, and those above are not finite.
 template <class Element>
 __device__ __forceinline__ bool has_nonfinite(const uint32_t from, const int bytes, const int thread,
                                               const int threads) {
-  bool found = false;
+  uint32_t most = 0;  // of either half
   for (int i = thread * tile::kChunkBytes; i < bytes; i += threads * tile::kChunkBytes) {
-    found |= has_nonfinite<Element>(ptx::ld_shared_v4(from + i));
+    const uint4 chunk = ptx::ld_shared_v4(from + i);
+    for (const uint32_t pair : {chunk.x, chunk.y, chunk.z, chunk.w}) most = __vmaxu2(most, pair & 0x7fff7fffu);
   }
-  return found;
+  return is_nonfinite<Element>(most) || is_nonfinite<Element>(most >> 16);
 }
 
 // Copies `bytes` of shared memory, NaNs and infinities replaced by 0; `to` may be `from`. By `threads` threads, of

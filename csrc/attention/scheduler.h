@@ -19,6 +19,8 @@ struct QueryStep {
   int head;
   int block;
 
+  constexpr bool operator==(const QueryStep&) const = default;
+
   constexpr QueryStep next(const BlockRange blocks) const {
     return block + 1 < blocks.end ? QueryStep{head, block + 1} : QueryStep{head + 1, blocks.begin};
   }

@@ -27,7 +27,9 @@ template <class Uneven>
 TileOrder key_order(const BackwardParams& params, const int block_n, const Uneven& uneven) {
   const Shape& s = params.shape;
   const int blocks = blocks_of(s.seqlen_k, block_n);
-  TileOrder order = params.band.is_uneven(s.seqlen_k) ? uneven(blocks) : TileOrder::even(blocks, s.heads_kv, s.batch);
+  TileOrder order = params.band.is_uneven(s.seqlen_k) || params.turns != nullptr
+                        ? uneven(blocks)
+                        : TileOrder::even(blocks, s.heads_kv, s.batch);
   if (params.turns != nullptr) order.ascending = false;
   return order;
 }

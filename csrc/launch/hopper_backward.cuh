@@ -32,12 +32,12 @@ TileOrder hopper_key_order(const BackwardParams& params, const int block_n, cons
   });
 }
 
-template <class Element, class Tile, bool Sums>
+template <class Element, class Tile, hopper::DqSum Sum>
 cudaError_t launch_hopper_backward_main(const BackwardParams& params, const TileOrder& order,
                                         const DeviceLimits& limits, cudaStream_t stream) {
   using Shared = hopper::BackwardShared<Tile>;
-  constexpr auto kKernel = hopper::backward_kernel<Element, Tile, Sums>;
-  constexpr int kSharedBytes = int(sizeof(Shared)) + hopper::kSharedAlignment;
+  constexpr auto kKernel = hopper::backward_kernel<Element, Tile, Sum>;
+  constexpr int kSharedBytes = int(sizeof(Shared));
   static_assert(kSharedBytes <= 227 * 1024);
   const Shape& s = params.shape;
   if (order.tiles() == 0) return cudaSuccess;
@@ -62,7 +62,8 @@ cudaError_t launch_hopper_backward_main(const BackwardParams& params, const Tile
   if (error != cudaSuccess) return error;
   // Where blocks of keys wait for each other's turns, each has a thread block of its own: one of a smaller grid that is
   // waited for might never start.
-  const auto grid = unsigned(Sums ? std::min<int64_t>(order.tiles(), limits.multiprocessors) : order.tiles());
+  const auto grid = unsigned(Sum == hopper::DqSum::kInOrder ? order.tiles()
+                                                            : std::min<int64_t>(order.tiles(), limits.multiprocessors));
   WorkQueue* const queue = order.tiles() > grid ? work_queue(stream) : nullptr;
   kKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(params, order, maps, queue);
   return cudaGetLastError();
@@ -74,9 +75,13 @@ cudaError_t launch_hopper_backward(const BackwardParams& params, const DeviceLim
     using Tile = decltype(tile);
     return launch_backward<Element, Tile>(params, stream, [&] {
       const TileOrder order = hopper_key_order<Element>(params, Tile::kBlockN, limits.l2_bytes);
-      return params.dq != nullptr && params.turns == nullptr
-                 ? launch_hopper_backward_main<Element, Tile, true>(params, order, limits, stream)
-                 : launch_hopper_backward_main<Element, Tile, false>(params, order, limits, stream);
+      const auto launch = [&](auto sum) {
+        return launch_hopper_backward_main<Element, Tile, sum>(params, order, limits, stream);
+      };
+      using hopper::DqSum;
+      if (params.dq == nullptr) return launch(std::integral_constant<DqSum, DqSum::kNone>{});
+      if (params.turns == nullptr) return launch(std::integral_constant<DqSum, DqSum::kAsItComes>{});
+      return launch(std::integral_constant<DqSum, DqSum::kInOrder>{});
     });
   });
 }

@@ -18,6 +18,15 @@ __device__ __forceinline__ void mbarrier_arrive(const uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Without a branch: the compiler waits for products that are under way at one.
+__device__ __forceinline__ void mbarrier_arrive_if(const uint32_t barrier, const bool condition) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %1, 0;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(barrier),
+      "r"(int{condition})
+      : "memory");
+}
+
 // Arrives, and has the phase wait for `bytes` more from the copy engine.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(const uint32_t barrier, const int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

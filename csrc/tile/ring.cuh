@@ -46,6 +46,12 @@ class RingCursor {
   __device__ void expect(const int bytes) const { ptx::mbarrier_arrive_expect_tx(full(), bytes); }
   __device__ uint32_t full() const { return full_ + 8 * stage_; }
 
+  // Waits until all stages are.
+  __device__ void wait_all_empty() const {
+    RingCursor next = *this;
+    for (int i = 0; i < Stages; ++i, next.advance()) next.wait_empty();
+  }
+
   __device__ void advance() {
     if (++stage_ == Stages) {
       stage_ = 0;

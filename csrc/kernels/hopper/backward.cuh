@@ -26,9 +26,9 @@ namespace flash_cuda::hopper {
 
 // A warpgroup and its 64 keys. Rows of S^T, dK, dV are keys, so that P^T and dS^T are operands as they lie in
 // registers.
-template <class Element, class Tile, bool Sums>
-class KeyConsumer : BackwardConsumer<Element, Tile> {
-  using Base = BackwardConsumer<Element, Tile>;
+template <class Element, class Tile, DqSum Sum>
+class KeyConsumer : BackwardConsumer<Element, Tile, Sum> {
+  using Base = BackwardConsumer<Element, Tile, Sum>;
   using Base::first_key_;
   using Base::maps_;
   using Base::p_;
@@ -45,91 +45,110 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
   static constexpr int kHeadDim = Tile::kHeadDim;
   static constexpr int kBlockN = Tile::kBlockN;
   static constexpr int kDqColumns = Tile::kDqColumns;
-  // At d 64 the exponentials take as long as half of the products: the second warpgroup begins half a step late.
+  // At d 64 the exponentials take as long as half of the products: the second warpgroup begins half a step late, once,
+  // and so it stays.
   static constexpr bool kStaggers = Tile::kSplitsRows;
   static constexpr int kStaggerBarrier = 4;
-  // Under a causal mask half of a tile's keys see nothing of its first 64 queries.
+  // Under a causal mask half of a tile's keys see nothing of the first 64 queries. Only of the first head of a group:
+  // the compiler does not keep the registers of two kinds of steps in the loop apart.
   static constexpr bool kPasses = Tile::kBlockM == 64;
+  // dP^T is issued together with S^T, or when S^T is there.
+  static constexpr bool kIssuesTogether = Tile::kSplitsRows && Base::kSums;
   // dS^T goes to shared memory before the products of dV and dK are issued, or beside them.
   static constexpr bool kPutsFirst = Tile::kSplitsRows;
 
  public:
   __device__ __forceinline__ KeyConsumer(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
-                                         const BackwardNote& note, const int warpgroup)
-      : Base(p, maps, shared, note, warpgroup) {}
+                                         const unsigned tile_number, const BackwardNote& note, const int warpgroup)
+      : Base(p, maps, shared, tile_number, note, warpgroup) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(const BackwardNote& note) {
     const Walk<Tile> walk(p_, work_);
     tile::clear<1, kHeadDim / 8>(dk_);
     tile::clear<1, kHeadDim / 8>(dv_);
     QueryStep at = walk.begin();
-    if (!walk.is_end(at)) {
-      if (this->keys_are_bad(walk)) {
-        this->skip(walk);
+    bool has_dq = false;
+    int before = 0;
+    if (note.again != Again::kNot) {
+      BackwardAgain<Element, Tile, Sum>(p_, maps_, shared_, work_, warpgroup_).run(note.again == Again::kAll, dk_, dv_);
+    } else if (!walk.is_end(at)) {
+      if constexpr (Tile::kValuesApart) this->wait_values(note);
+      if (staggers() && warpgroup_ == 1) ptx::bar_sync(kStaggerBarrier, Tile::kConsumerThreads);
+      const bool is_only = walk.is_end(walk.next(at));
+      if (is_unseen(at)) {
+        pass(is_only);
       } else {
-        if (kStaggers && warpgroup_ == 1) ptx::bar_sync(kStaggerBarrier, Tile::kConsumerThreads);
-        if (is_unseen(at)) {
-          pass<true>(0);
-        } else {
-          compute<true>(at, 0);
-        }
-        int before = this->sum_of(at);
-        for (at = walk.next(at); !walk.is_end(at); at = walk.next(at)) {
-          if (is_unseen(at)) {
-            pass<false>(before);
-          } else {
-            compute<false>(at, before);
-          }
+        compute<true>(at, 0, is_only);
+      }
+      before = this->sum_of(at);
+      at = walk.next(at);
+      has_dq = !this->keys_are_bad(walk);
+      if (has_dq) {
+        for (; !walk.is_end(at); at = walk.next(at)) {
+          compute<false>(at, before, walk.is_end(walk.next(at)));
           before = this->sum_of(at);
         }
-        this->wait_last_ds();
-        this->template finish_dq<kDqColumns, Sums>(before);
+      } else {
+        if constexpr (Tile::kValuesApart) this->give_values_back_if(!is_only);
+        this->skip(walk, at);
       }
-      BackwardAgain<Element, Tile>(p_, maps_, shared_, work_, warpgroup_).run_if_needed(dk_, dv_);
+      this->list_if_bad(walk,
+                        [&] { return has_nonfinite<1, kHeadDim / 8>(dk_) || has_nonfinite<1, kHeadDim / 8>(dv_); });
     }
-    this->give_keys_back();
+    // While the other warpgroup may still be at its last step.
     this->store(p_.dk, p_.dk_strides, dk_, p_.scale);
     this->store(p_.dv, p_.dv_strides, dv_, 1.f);
-    if (shared_.again && !walk.all_seen(p_, work_)) v2::restore_dv<Element, Tile>(p_, work_);
+    // Read again rather than kept in a register.
+    if (shared_.note[this->key_stage()].again != Again::kNot) v2::restore_dv<Element, Tile>(p_, work_);
+    if (has_dq) {
+      this->wait_last_ds();
+      this->template finish_dq<kDqColumns>(before);
+    }
+    this->give_keys_back();
   }
 
  private:
-  // A block of queries of one head; dQ of the one before.
+  // A block of queries of one head; dQ of the one before. Last: of the tile.
   template <bool First>
-  __device__ __forceinline__ void compute(const QueryStep& at, const int before) {
+  __device__ __forceinline__ void compute(const QueryStep& at, const int before, const bool is_last) {
     const uint32_t q_tile = this->q_tile(), dout_tile = this->dout_tile();
     const uint32_t own_rows = this->first_row() * Key::kRowBytes;
     Scores s, dp;
-    Rows lse, delta;
+    Rows lse2, delta;
     queries_.wait_full();
+    this->load_rows(lse2, offsetof(Shared, lse2));
     ptx::wgmma_fence();
-    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], this->tile_at(offsetof(Shared, k) + own_rows),
-                                                            q_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], this->key_tile(own_rows), q_tile);
     ptx::wgmma_commit_group();
-    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], this->tile_at(offsetof(Shared, v) + own_rows),
-                                                            dout_tile);
-    ptx::wgmma_commit_group();
-
-    this->load_rows(lse, offsetof(Shared, lse));
-    ptx::wgmma_wait_group<1>();
+    const auto multiply_dp = [&] {
+      tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], this->value_tile(own_rows), dout_tile);
+      ptx::wgmma_commit_group();
+    };
+    if constexpr (kIssuesTogether) multiply_dp();
+    ptx::wgmma_wait_group<kIssuesTogether ? 1 : 0>();
     ptx::wgmma_hold(s[0]);
-    this->exponentiate(s, lse);
+    if constexpr (!kIssuesTogether) {
+      ptx::wgmma_fence();
+      multiply_dp();
+    }
+    this->exponentiate(s, lse2);
     this->load_rows(delta, offsetof(Shared, delta));
-    ptx::wgmma_hold(s[0]);  // the compiler would move the wait up, before the exponentials
+    ptx::wgmma_hold(s[0]);
+    // Here, or the compiler would move the wait for dP^T up, before the exponentials.
+    if constexpr (!First && kIssuesTogether) wait_for_others();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dp[0]);
+    if constexpr (Tile::kValuesApart) this->give_values_back_if(is_last);
     this->differentiate(s, dp, delta);
     if (this->is_partial(at)) this->mask(at, s, dp);
     Operand probabilities, ds;
     tile::pack_operand<Element, 1, Tile::kBlockM / 8>(probabilities, s);
     tile::pack_operand<Element, 1, Tile::kBlockM / 8>(ds, dp);
 
-    // Both warpgroups' dS^T of the step before is there, and so the step before that is over for both: of the three
-    // blocks, the one that is written next is free.
-    if constexpr (!First) this->wait_last_ds();
+    if constexpr (!First && !kIssuesTogether) wait_for_others();
     if constexpr (kPutsFirst) this->put_ds(ds);
     tile::Accumulator<1, kDqColumns / 8> dq;
-    if constexpr (First || !Sums) {
+    if constexpr (First || !Base::kSums) {
       ptx::wgmma_hold(dk_[0]);
       ptx::wgmma_hold(dv_[0]);
     } else {
@@ -141,9 +160,9 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     tile::multiply_registers<Element>(dk_[0], ds[0], this->q_tile(), true);
     ptx::wgmma_commit_group();
     if constexpr (!kPutsFirst) this->put_ds(ds);
-    if (First && kStaggers && warpgroup_ == 0) ptx::bar_arrive(kStaggerBarrier, Tile::kConsumerThreads);
-    if constexpr (Sums) this->advance_ds();
-    if constexpr (Sums && !First) {
+    if (First && staggers() && warpgroup_ == 0) ptx::bar_arrive(kStaggerBarrier, Tile::kConsumerThreads);
+    this->advance_ds();
+    if constexpr (Base::kSums && !First) {
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_hold(dq[0]);
       this->template add_dq<kDqColumns>(before, dq);
@@ -152,11 +171,16 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     ptx::wgmma_hold(dk_[0]);
     ptx::wgmma_hold(dv_[0]);
     this->give_queries_back();
-    if constexpr (!Sums) {
-      if constexpr (!First) this->template finish_dq<kDqColumns, Sums>(before);
-      this->advance_ds();
-    }
   }
+
+  // Both warpgroups' dS^T of the step before is there, and so the step before that is over for both: of the three
+  // blocks, the one that is written next is free. And it is this block of keys' turn to add dQ.
+  __device__ __forceinline__ void wait_for_others() const {
+    this->wait_last_ds();
+    this->wait_turn();
+  }
+
+  __device__ __forceinline__ bool staggers() const { return kStaggers && this->tile_number_ == 0; }
 
   // No query of the block sees a key of this warpgroup's.
   __device__ __forceinline__ bool is_unseen(const QueryStep& at) const {
@@ -165,13 +189,11 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
     return row + Tile::kBlockM <= first_key_ - p_.band.upper || row >= first_key_ + 64 - p_.band.lower;
   }
 
-  // A block of queries that does not see this warpgroup's keys, but the other's: dS^T = 0, and dQ of the one before.
-  template <bool First>
-  __device__ __forceinline__ void pass(const int before) {
+  // The first block of queries, which does not see this warpgroup's keys, but the other's: dS^T = 0.
+  __device__ __forceinline__ void pass(const bool is_last) {
     queries_.wait_full();
-    if constexpr (!First) this->wait_last_ds();
+    if constexpr (Tile::kValuesApart) this->give_values_back_if(is_last);
     this->put_ds(Operand{});
-    if constexpr (!First) this->template finish_dq<kDqColumns, Sums>(before);
     this->advance_ds();
     this->give_queries_back();
   }
@@ -179,25 +201,28 @@ class KeyConsumer : BackwardConsumer<Element, Tile> {
   Gradient dk_, dv_;
 };
 
-// Sums: dQ is asked for, added in whatever order.
-template <class Element, class Tile, bool Sums>
+template <class Element, class Tile, DqSum Sum>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order,
                     const __grid_constant__ BackwardMaps maps, WorkQueue* const queue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = BackwardShared<Tile>;
-  extern __shared__ unsigned char shared_bytes[];
-  auto& shared =
-      *reinterpret_cast<Shared*>(shared_bytes + (-ptx::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  constexpr int kChecks = Sum == DqSum::kInOrder ? 1 : 3;  // warps that look at the keys
+  extern __shared__ __align__(kSharedAlignment) unsigned char backward_shared[];
+  auto& shared = *reinterpret_cast<Shared*>(backward_shared);
 
   if (threadIdx.x == 0) {
-    shared.key_barriers.init(Tile::kConsumerThreads);
+    shared.key_barriers.init(Tile::kConsumerThreads + kChecks);
+    shared.value_barriers.init(Tile::kConsumerThreads);
+    for (uint64_t& barrier : shared.checked_barriers) ptx::mbarrier_init(ptx::shared_address(&barrier), kChecks);
+    for (uint32_t& bad : shared.bad_keys) bad = 0;
+    shared.again.count = 0;
     shared.query_barriers.init(Tile::kConsumerThreads, BackwardProducer<Tile>::kArrivals);
     for (uint64_t& barrier : shared.score_barriers) {
       ptx::mbarrier_init(ptx::shared_address(&barrier), Tile::kSplitsKeys ? Tile::kWarps : Tile::kWarps / 2);
     }
     if constexpr (!Tile::kSplitsKeys) shared.exchange.barriers.init(128, 128);
-    if constexpr (!Sums) BackwardTurns<Tile>::init(shared);
+    if constexpr (Sum == DqSum::kInOrder) BackwardTurns<Tile>::init(shared);
     ptx::mbarrier_init(ptx::shared_address(&shared.again_barrier), 1);
     shared.again_parity = 0;
     ptx::fence_mbarrier_init();
@@ -212,23 +237,27 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warp >= Tile::kWarps) {
     ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
     if (warp == Tile::kWarps) BackwardProducer<Tile>::run(p, maps, shared, order, queue);
-    if (!Sums && p.turns != nullptr) {
+    if (warp > Tile::kWarps && warp <= Tile::kWarps + kChecks) {
+      check_keys<Element, Tile>(p, shared, warp - Tile::kWarps - 1, kChecks);
+    }
+    if constexpr (Sum == DqSum::kInOrder) {
       const WorkTile work = order.tile(ptx::ctaid_x());
-      if (threadIdx.x == Tile::kConsumerThreads + 32) BackwardTurns<Tile>::await(p, shared, work);
-      if (threadIdx.x == Tile::kConsumerThreads + 64) BackwardTurns<Tile>::pass(p, shared, work);
+      if (threadIdx.x == Tile::kConsumerThreads + 2 * 32) BackwardTurns<Tile>::await(p, shared, work);
+      if (threadIdx.x == Tile::kConsumerThreads + 3 * 32) BackwardTurns<Tile>::pass(p, shared, work);
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    for (tile::RingCursor<1> keys(shared.key_barriers);; keys.advance()) {
+    for (unsigned number = 0;; ++number) {
+      const tile::RingCursor<Tile::kKeyStages> keys(shared.key_barriers, number);
       keys.wait_full();
-      const BackwardNote note = uniform(shared.note);
+      const BackwardNote note = uniform(shared.note[keys.stage()]);
       if (note.work.block < 0) break;
       if constexpr (Tile::kSplitsKeys) {
-        KeyConsumer<Element, Tile, Sums>(p, maps, shared, note, warp / 4).run();
+        KeyConsumer<Element, Tile, Sum>(p, maps, shared, number, note, warp / 4).run(note);
       } else if (warp < 4) {
-        WideConsumer<Element, Tile, Sums, true>(p, maps, shared, note).run();
+        WideConsumer<Element, Tile, Sum, true>(p, maps, shared, number, note).run(note);
       } else {
-        WideConsumer<Element, Tile, Sums, false>(p, maps, shared, note).run();
+        WideConsumer<Element, Tile, Sum, false>(p, maps, shared, number, note).run(note);
       }
     }
   }

@@ -2,6 +2,9 @@
 // stop 0 * NaN. Taken where some query does not see some key, and dK or dV came out with one, which may stem from a
 // query or dO that must not reach the key; or where K holds one, which must not reach the dQ of other rows.
 //
+// Such tiles are listed and come once more when no other is under way: so the warpgroups, which have no other reason
+// to, need not wait for each other at the end of each tile.
+//
 // The same products in the same order, so that what has no such trouble gets the same bits, but one after the other; Q,
 // dO and K lose such values between the scores and the products with dS^T, P^T and dS. Keys that see such a query have
 // a NaN in dS^T, queries that see such a key in dS; those of dO are added to the dV of the keys that see them at the
@@ -15,13 +18,12 @@
 namespace flash_cuda::hopper {
 
 // By all consumers. OwnsDk, OwnsDv: which gradients this warpgroup has in registers.
-template <class Element, class Tile, bool OwnsDk = true, bool OwnsDv = true>
-class BackwardAgain : BackwardConsumer<Element, Tile> {
-  using Base = BackwardConsumer<Element, Tile>;
+template <class Element, class Tile, DqSum Sum, bool OwnsDk = true, bool OwnsDv = true>
+class BackwardAgain : BackwardConsumer<Element, Tile, Sum> {
+  using Base = BackwardConsumer<Element, Tile, Sum>;
   using Base::maps_;
   using Base::p_;
   using Base::shared_;
-  using Base::warpgroup_;
   using Base::work_;
   using typename Base::Gradient;
   using typename Base::Key;
@@ -39,17 +41,12 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
  public:
   __device__ __forceinline__ BackwardAgain(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
                                            const WorkTile& work, const int warpgroup)
-      : Base(p, maps, shared, {work, 0}, warpgroup) {}
+      : Base(p, maps, shared, 0, {work, 0, 0, Again::kNot}, warpgroup) {}
 
-  // Says in shared memory if it has been needed: then v2::restore_dv() must follow the store of dV.
-  __device__ __forceinline__ void run_if_needed(Gradient& dk, Gradient& dv) {
+  // v2::restore_dv() must follow the store of dV.
+  __device__ __forceinline__ void run(const bool sums, Gradient& dk, Gradient& dv) {
     const Walk<Tile> walk(p_, work_);
-    if (walk.all_seen(p_, work_)) return;
-    const bool bad = (ptx::tid_x() == 0 && shared_.bad_keys) || (OwnsDk && has_nonfinite<1, kHeadDim / 8>(dk)) ||
-                     (OwnsDv && has_nonfinite<1, kHeadDim / 8>(dv));
-    if (!ptx::bar_red_or(1, kThreads, bad)) return;
-    if (ptx::tid_x() == 0) shared_.again = true;
-    if (p_.dq != nullptr && shared_.bad_keys) {  // then nothing has been added yet
+    if (Base::kSums && sums) {
 #pragma unroll 1
       for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) add_dq(at);
     }
@@ -69,18 +66,19 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
                            work_.block * kBlockN, (work_.block + 1) * kBlockN, p_.shape.seqlen_k);
   }
 
-  __device__ __forceinline__ void load(const QueryStep& at, const bool with_keys) const {
+  __device__ __forceinline__ void load(const QueryStep& at) const {
     const int row = at.block * kBlockM;
     if (ptx::tid_x() == 0) {
       const uint32_t barrier = ptx::shared_address(&shared_.again_barrier);
-      ptx::mbarrier_arrive_expect_tx(barrier, 2 * Query::kBytes + (with_keys ? Key::kBytes : 0));
+      ptx::mbarrier_arrive_expect_tx(barrier, 2 * Query::kBytes + 2 * Key::kBytes);
       load_tile<Query>(shared_.q[0], &maps_.q, barrier, row, at.head, work_.batch);
       load_tile<Query>(shared_.dout[0], &maps_.dout, barrier, row, at.head, work_.batch);
-      if (with_keys) load_tile<Key>(shared_.k, &maps_.k, barrier, work_.block * kBlockN, work_.head, work_.batch);
+      load_tile<Key>(shared_.k[0], &maps_.k, barrier, work_.block * kBlockN, work_.head, work_.batch);
+      load_tile<Key>(shared_.v[0], &maps_.v, barrier, work_.block * kBlockN, work_.head, work_.batch);
     }
     const int64_t first = p_.shape.row_index(work_.batch, at.head, row);
     for (int i = ptx::tid_x(); i < kBlockM; i += kThreads) {
-      shared_.lse[0][i] = row + i < p_.shape.seqlen_q ? p_.lse[first + i] : 0.f;
+      shared_.lse2[0][i] = row + i < p_.shape.seqlen_q ? p_.lse[first + i] * kLog2e : 0.f;
       shared_.delta[0][i] = row + i < p_.shape.seqlen_q ? p_.row_delta[first + i] : 0.f;
     }
   }
@@ -93,7 +91,7 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
   // P^T and dS^T of a block of queries, as operands.
   __device__ __forceinline__ void compute(const QueryStep& at, Operand& probabilities, Operand& ds) {
     sync();  // the block before is done with
-    load(at, shared_.bad_keys);
+    load(at);
     ptx::mbarrier_wait_parity(ptx::shared_address(&shared_.again_barrier), shared_.again_parity);
     sync();
     if (ptx::tid_x() == 0) shared_.again_parity ^= 1;  // read again after the next barrier
@@ -101,16 +99,17 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
     Scores s, dp;
     Rows rows;
     ptx::wgmma_fence();
-    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], this->tile_at(offsetof(Shared, k) + own_rows),
-                                                            this->q_tile());
-    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], this->tile_at(offsetof(Shared, v) + own_rows),
-                                                            this->dout_tile());
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(s[0], this->key_tile(own_rows), this->q_tile());
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(s[0]);
-    ptx::wgmma_hold(dp[0]);
-    this->load_rows(rows, offsetof(Shared, lse));
+    this->load_rows(rows, offsetof(Shared, lse2));
     this->exponentiate(s, rows);
+    ptx::wgmma_fence();
+    tile::multiply_rows_by_rows<Element, kHeadDim, kBlockN>(dp[0], this->value_tile(own_rows), this->dout_tile());
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_hold(dp[0]);
     this->load_rows(rows, offsetof(Shared, delta));
     this->differentiate(s, dp, rows);
     this->mask(at, s, dp);
@@ -145,7 +144,7 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
     if constexpr (OwnsDk) this->store_ds(ds);
     this->advance_ds();  // to the block behind the one that dS^T is in
     sync();              // the scores no longer need K
-    take_nonfinite_out(shared_.k, Key::kBytes);
+    take_nonfinite_out(shared_.k[0], Key::kBytes);
     ptx::fence_proxy_async();
     sync();
     tile::Accumulator<1, kDqColumns / 8> dq;
@@ -153,7 +152,8 @@ class BackwardAgain : BackwardConsumer<Element, Tile> {
     this->template multiply_dq<kDqColumns>(dq);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dq[0]);
-    this->template add_dq_if_asked<kDqColumns>(this->sum_of(at), dq);
+    this->wait_turn();
+    Base::template add_dq<kDqColumns>(this->sum_of(at), dq);
   }
 };
 

@@ -22,13 +22,15 @@
 
 namespace flash_cuda::hopper {
 
-template <class Element, class Tile>
+template <class Element, class Tile, DqSum Sum>
 class BackwardConsumer {
  protected:
   using Shared = BackwardShared<Tile>;
   using Key = typename Shared::Key;
   using Query = typename Shared::Query;
   using Score = typename Shared::Score;
+  static constexpr bool kSums = Sum != DqSum::kNone;
+  static constexpr bool kTakesTurns = Sum == DqSum::kInOrder;
   static constexpr int kHeadDim = Tile::kHeadDim;
   static constexpr int kBlockM = Tile::kBlockM;
   static constexpr int kBlockN = Tile::kBlockN;
@@ -36,27 +38,41 @@ class BackwardConsumer {
   using Scores = tile::Accumulator<1, kQueryTiles>;
   using Gradient = tile::Accumulator<1, kHeadDim / 8>;
   using Operand = uint32_t[1][kBlockM / 16][4];
-  using Rows = float2[kQueryTiles];  // lse or D of the queries in this lane's columns
+  using Rows = float2[kQueryTiles];  // lse2 or D of the queries in this lane's columns
 
   __device__ __forceinline__ BackwardConsumer(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
-                                              const BackwardNote& note, const int warpgroup)
+                                              const unsigned tile_number, const BackwardNote& note, const int warpgroup)
       : p_(p),
         maps_(maps),
         shared_(shared),
+        tile_number_(tile_number),
         work_(note.work),
         warpgroup_(warpgroup),
         first_key_(note.work.block * kBlockN + first_row()),
         base_(ptx::shared_address(&shared)),
         queries_(shared.query_barriers, note.steps_before),
         score_block_(note.steps_before % Tile::kScoreBlocks),
-        score_parity_(note.steps_before / Tile::kScoreBlocks % 2),
-        turns_(shared.turns.barriers) {}
+        score_parity_(note.steps_before / Tile::kScoreBlocks % 2) {}
 
   // Of this warpgroup's keys among those of the tile.
   __device__ __forceinline__ int first_row() const { return Tile::kSplitsKeys ? 64 * warpgroup_ : 0; }
-  // K and V, and all that the slow way uses, may be loaded anew.
-  __device__ __forceinline__ void give_keys_back() {
-    ptx::mbarrier_arrive(tile::RingCursor<1>(shared_.key_barriers).empty());
+  // K, and V unless that is apart.
+  __device__ __forceinline__ int key_stage() const { return tile_number_ % Tile::kKeyStages; }
+  __device__ __forceinline__ void give_keys_back() const {
+    ptx::mbarrier_arrive(tile::RingCursor<Tile::kKeyStages>(shared_.key_barriers, tile_number_).empty());
+  }
+  // Where V is apart.
+  __device__ __forceinline__ void wait_values(const BackwardNote& note) const {
+    tile::RingCursor<1>(shared_.value_barriers, note.loads_before).wait_full();
+  }
+  __device__ __forceinline__ void give_values_back_if(const bool condition) const {
+    ptx::mbarrier_arrive_if(tile::RingCursor<1>(shared_.value_barriers).empty(), condition);
+  }
+  __device__ __forceinline__ uint32_t key_tile(const int offset = 0) const {
+    return tile_at(offsetof(Shared, k) + key_stage() * Key::kBytes + offset);
+  }
+  __device__ __forceinline__ uint32_t value_tile(const int offset = 0) const {
+    return tile_at(offsetof(Shared, v) + (Tile::kValuesApart ? 0 : key_stage() * Key::kBytes) + offset);
   }
 
   __device__ __forceinline__ void give_queries_back() {
@@ -75,26 +91,29 @@ class BackwardConsumer {
   }
   __device__ __forceinline__ static int warp_row() { return threadIdx.x % 128 / 32 * 16; }
 
-  // Both warpgroups, before their first step. A key with a NaN or an infinity must not reach the dQ of rows that do not
-  // see it, and dS = 0 does not stop it: then BackwardAgain does everything, and the loads of the first pass are let
-  // go. Noted in shared memory, for want of registers.
+  // Before the first dQ. A key with a NaN or an infinity must not reach the dQ of rows that do not see it, and dS = 0
+  // does not stop it: then BackwardAgain does everything, and the other steps are skipped.
   __device__ __forceinline__ bool keys_are_bad(const Walk<Tile>& walk) const {
     if (walk.all_seen(p_, work_)) return false;
-    const int thread = ptx::tid_x();
-    const uint32_t keys = ptx::shared_address(shared_.k);
-    bool found = has_nonfinite<Element>(keys, Key::kBytes, thread, Tile::kConsumerThreads);
-    found = ptx::bar_red_or(1, Tile::kConsumerThreads, found);
-    if (thread == 0) {
-      shared_.bad_keys = found;
-      shared_.again = false;
-    }
-    return found;
+    ptx::mbarrier_wait_parity(ptx::shared_address(&shared_.checked_barriers[key_stage()]),
+                              tile_number_ / Tile::kKeyStages % 2);
+    return __any_sync(0xffffffffu, shared_.bad_keys[key_stage()] != 0);
   }
-  __device__ __forceinline__ void skip(const Walk<Tile>& walk) {
-    for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
+  // At the end of a tile, each warpgroup for itself; is_bad: its dK or dV holds a NaN or an infinity.
+  template <class IsBad>
+  __device__ __forceinline__ void list_if_bad(const Walk<Tile>& walk, const IsBad& is_bad) const {
+    if (walk.all_seen(p_, work_)) return;
+    const bool bad_keys = shared_.bad_keys[key_stage()] != 0;
+    const bool lists = bad_keys ? warpgroup_ == 0 : ptx::bar_red_or(2 + warpgroup_, 128, is_bad());
+    if (lists && ptx::tid_x() % 128 == 0) {
+      shared_.again.entries[atomicAdd(&shared_.again.count, 1u)] = {work_, bad_keys ? Again::kAll : Again::kGradients};
+    }
+  }
+  __device__ __forceinline__ void skip(const Walk<Tile>& walk, QueryStep at) {
+    for (; !walk.is_end(at); at = walk.next(at)) {
       queries_.wait_full();
       give_queries_back();
-      if (Tile::kSplitsKeys || warpgroup_ == 1) announce_ds();  // as each step does
+      if (kSums && (Tile::kSplitsKeys || warpgroup_ == 1)) announce_ds();  // as each step does
       advance_ds();
     }
   }
@@ -119,14 +138,12 @@ class BackwardConsumer {
   }
 
   // S^T becomes P^T.
-  __device__ __forceinline__ void exponentiate(Scores& s, const Rows& lse) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, const Rows& lse2) const {
 #pragma unroll
-    for (int n = 0; n < kQueryTiles; ++n) {
-      const float log2_sum[2] = {lse[n].x * kLog2e, lse[n].y * kLog2e};
+    for (int n = 0; n < kQueryTiles; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[0][n][e] = ptx::ex2_approx_ftz(fmaf(s[0][n][e], maps_.scale_log2, -log2_sum[e % 2]));
-    }
+        s[0][n][e] = ptx::ex2_approx_ftz(fmaf(s[0][n][e], maps_.scale_log2, -(e % 2 ? lse2[n].y : lse2[n].x)));
   }
 
   // dP^T becomes dS^T = P^T * (dP^T - D).
@@ -143,6 +160,7 @@ class BackwardConsumer {
     return score_block_ == 0 ? Tile::kScoreBlocks - 1 : score_block_ - 1;
   }
   __device__ __forceinline__ void wait_last_ds() const {
+    if constexpr (!kSums) return;
     ptx::mbarrier_wait_parity(score_barrier(last_block()), score_block_ == 0 ? score_parity_ ^ 1 : score_parity_);
   }
   __device__ __forceinline__ void advance_ds() {
@@ -169,6 +187,7 @@ class BackwardConsumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(score_barrier(score_block_));
   }
   __device__ __forceinline__ void put_ds(const Operand& ds) const {
+    if constexpr (!kSums) return;
     store_ds(ds);
     announce_ds();
   }
@@ -179,8 +198,7 @@ class BackwardConsumer {
     const int rows = Tile::kSplitsRows ? warpgroup_ * Score::kPanelBytes : 0;
     const int columns = Tile::kSplitsRows ? 0 : warpgroup_ * (Tile::kDqColumns / Key::kColumns * Key::kPanelBytes);
     tile::multiply_columns_by_columns<Element, Score, Key>(
-        dq[0], tile_at(offsetof(Shared, ds) + last_block() * Score::kBytes + rows),
-        tile_at(offsetof(Shared, k) + columns));
+        dq[0], tile_at(offsetof(Shared, ds) + last_block() * Score::kBytes + rows), key_tile(columns));
     ptx::wgmma_commit_group();
   }
 
@@ -189,41 +207,32 @@ class BackwardConsumer {
     return (work_.batch * p_.shape.heads_q + at.head) * v2::DqAccumulator<Tile>::blocks(p_.shape.seqlen_q) + at.block;
   }
 
+  // Deterministic mode (backward_turns.cuh): a turn is both warpgroups' add_dq() of a step, in whatever order. With no
+  // products under way: a loop between them would have the compiler wait for each.
+  __device__ __forceinline__ void wait_turn() const {
+    if constexpr (kTakesTurns) BackwardTurns<Tile>::wait(base_, turns_);
+  }
   template <int Columns>
-  __device__ __forceinline__ void add_dq(const int at, const tile::Accumulator<1, Columns / 8>& dq) const {
+  __device__ __forceinline__ void add_dq(const int at, const tile::Accumulator<1, Columns / 8>& dq) {
     const v2::DqAccumulator<Tile> accumulator(p_, at);
     float* const sum = accumulator.element((Tile::kSplitsRows ? 4 * warpgroup_ : 0) + warp_row() / 16,
                                            Tile::kSplitsRows ? 0 : Tile::kDqColumns / 8 * warpgroup_, 0);
 #pragma unroll
     for (int n = 0; n < Columns / 8; ++n) ptx::red_add_v4_f32(sum + 128 * n, dq[0][n]);
-  }
-  // With no products under way: a branch between them would have the compiler wait for each. In deterministic mode both
-  // warpgroups of a block of keys add, in whatever order, when it is its turn (backward_turns.cuh).
-  template <int Columns>
-  __device__ __forceinline__ void add_dq_if_asked(const int at, const tile::Accumulator<1, Columns / 8>& dq) {
-    if (p_.turns != nullptr) turns_.wait_full();
-    add_dq<Columns>(at, dq);
-    if (p_.turns != nullptr) {
-      ptx::fence_acq_rel_gpu();
-      ptx::mbarrier_arrive(BackwardTurns<Tile>::added(shared_, turns_.stage()));
-      turns_.advance();
-    }
+    if constexpr (kTakesTurns) BackwardTurns<Tile>::end(base_, turns_++);
   }
 
   // dQ of the step before, with no products under way.
-  template <int Columns, bool Sums>
+  template <int Columns>
   __device__ __forceinline__ void finish_dq(const int at) {
-    if (!Sums && p_.dq == nullptr) return;
+    if constexpr (!kSums) return;
     tile::Accumulator<1, Columns / 8> dq;
     ptx::wgmma_fence();
     multiply_dq<Columns>(dq);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dq[0]);
-    if constexpr (Sums) {
-      add_dq<Columns>(at, dq);
-    } else {
-      add_dq_if_asked<Columns>(at, dq);
-    }
+    wait_turn();
+    add_dq<Columns>(at, dq);
   }
 
   // As store_output(): a quad writes 32 bytes of a row with each store.
@@ -254,6 +263,7 @@ class BackwardConsumer {
   const BackwardParams& p_;
   const BackwardMaps& maps_;
   Shared& shared_;
+  unsigned tile_number_;  // of those of this thread block
   WorkTile work_;
   int warpgroup_;
   int first_key_;
@@ -261,7 +271,7 @@ class BackwardConsumer {
   tile::RingCursor<Tile::kStages> queries_;
   int score_block_;
   uint32_t score_parity_;
-  tile::RingCursor<kTurnStages> turns_;  // in deterministic mode, where a thread block has one tile
+  unsigned turns_ = 0;  // in deterministic mode, where a thread block has one tile
 };
 
 }  // namespace flash_cuda::hopper

@@ -1,10 +1,11 @@
-// What the backward keeps in shared memory, and the warp that loads it.
+// What the backward keeps in shared memory, the warp that loads it, and the one that looks at the keys.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "attention/nonfinite.cuh"
 #include "attention/params.h"
 #include "attention/scheduler.h"
 #include "attention/tile_draw.cuh"
@@ -63,10 +64,28 @@ struct BackwardExchange<Tile, false> {
   tile::RingBarriers<1> barriers;
 };
 
+// Whether a tile is to be computed the slow way (backward_again.cuh): its dK and dV, or dQ as well, as K holds a NaN or
+// an infinity.
+enum class Again : unsigned { kNot, kGradients, kAll };
+
 // What K, V and the queries that come belong to.
 struct BackwardNote {
   WorkTile work;          // a negative block: there is no more
   unsigned steps_before;  // blocks of queries that the thread block has walked over for other tiles
+  unsigned loads_before;  // tiles of its that had any
+  Again again;            // nothing is loaded for those that are
+};
+
+// Tiles that are to be computed once more, when no other is under way. A tile is listed at most twice.
+struct BackwardAgainList {
+  struct Entry {
+    WorkTile work;
+    Again again;
+  };
+  static constexpr unsigned kSize = 16;
+  static constexpr unsigned kFull = kSize - 2 * 3;  // three tiles are drawn and not yet over
+  unsigned count;
+  Entry entries[kSize];
 };
 
 // The same in every lane, and known to be so: the compiler keeps the results of reductions in uniform registers.
@@ -75,7 +94,9 @@ __device__ __forceinline__ WorkTile uniform(const WorkTile& work) {
           __reduce_max_sync(0xffffffffu, work.batch)};
 }
 __device__ __forceinline__ BackwardNote uniform(const BackwardNote& note) {
-  return {uniform(note.work), __reduce_max_sync(0xffffffffu, note.steps_before)};
+  return {uniform(note.work), __reduce_max_sync(0xffffffffu, note.steps_before),
+          __reduce_max_sync(0xffffffffu, note.loads_before),
+          Again{__reduce_max_sync(0xffffffffu, unsigned(note.again))}};
 }
 
 // Deterministic mode (backward_turns.cuh): full says that it is the block of keys' turn to add to dQ, added that it
@@ -93,24 +114,25 @@ struct BackwardShared {
   using Score = tile::Panels<Tile::kBlockN, Tile::kBlockM>;
   using Rows = float[Tile::kStages][Tile::kBlockM];
   using Stages = unsigned char[Tile::kStages][Query::kBytes];
-  unsigned char k[Key::kBytes];
-  unsigned char v[Key::kBytes];
+  unsigned char k[Tile::kKeyStages][Key::kBytes];
+  unsigned char v[Tile::kValueStages][Key::kBytes];
   Stages q;
   Stages dout;
   unsigned char ds[Tile::kScoreBlocks][Score::kBytes];  // dS^T
   [[no_unique_address]] BackwardExchange<Tile> exchange;
-  alignas(16) Rows lse;
+  alignas(16) Rows lse2;  // lse * log2(e)
   alignas(16) Rows delta;
-  BackwardNote note;
+  BackwardNote note[Tile::kKeyStages];
+  uint32_t bad_keys[Tile::kKeyStages];  // not 0: K holds a NaN or an infinity; a byte for each warp that looks
+  BackwardAgainList again;
   BackwardTurnBarriers turns;
-  tile::RingBarriers<1> key_barriers;                // K, V, note
-  tile::RingBarriers<Tile::kStages> query_barriers;  // Q, dO, lse, D
-  uint64_t score_barriers[Tile::kScoreBlocks];       // dS^T is there; that a block is free follows from other barriers
+  tile::RingBarriers<Tile::kKeyStages> key_barriers;  // K, note, and V unless
+  tile::RingBarriers<1> value_barriers;               // Tile::kValuesApart
+  uint64_t checked_barriers[Tile::kKeyStages];        // bad_keys
+  tile::RingBarriers<Tile::kStages> query_barriers;   // Q, dO, lse2, D
+  uint64_t score_barriers[Tile::kScoreBlocks];        // dS^T is there; that a block is free follows from other barriers
   uint64_t again_barrier;
   uint32_t again_parity;
-  // Here for want of registers; of tiles where not all queries see all keys:
-  bool bad_keys;  // K holds a NaN or an infinity
-  bool again;     // dK and dV come from the slow way
 };
 
 // One warp: all loads, in the order in which the consumers wait for them. Rows past the end come as Q = dO = 0 and
@@ -120,55 +142,94 @@ class BackwardProducer {
   using Shared = BackwardShared<Tile>;
   using Key = typename Shared::Key;
   using Query = typename Shared::Query;
+  using Keys = tile::RingCursor<Tile::kKeyStages>;
 
  public:
-  // Arrivals that fill a stage of queries: the thread that announces the copies, and each lane's part of lse and D.
-  static constexpr int kArrivals = 1 + 32;
+  // Arrivals that fill a stage of queries: the thread that announces the copies, and each lane's part of lse and of D.
+  static constexpr int kArrivals = 1 + 32 + 32;
 
   __device__ static void run(const BackwardParams& p, const BackwardMaps& maps, Shared& shared, const TileOrder& order,
                              WorkQueue* const queue) {
     const int lane = threadIdx.x % 32;
     TileDraw draw(order, queue);
-    tile::RingCursor<1> keys(shared.key_barriers);
-    tile::RingCursor<Tile::kStages> ring(shared.query_barriers);
-    unsigned steps = 0;
-    for (WorkTile work = draw_tile(draw);; work = draw_tile(draw)) {
+    unsigned notes = 0, steps = 0, loads = 0;  // counted rather than cursors kept: there are few registers
+    for (;;) {
+      const bool list_first = is_full(shared.again);
+      const WorkTile work = draw_tile(draw, !list_first);
       const bool ends = work.block < 0;
+      if (ends) notes = have_done_again(shared, notes);
+      if (list_first) continue;
       const Walk<Tile> walk(p, work);
-      // Late, but with the slow way the queries' stages are in use until K and V are done with.
+      const bool has_steps = !ends && !walk.is_end(walk.begin());
+      const Keys keys(shared.key_barriers, notes++);
       keys.wait_empty();
       if (lane == 0) {
-        shared.note = {work, steps};
-        const bool loads = !ends && !walk.is_end(walk.begin());
-        keys.expect(loads ? 2 * Key::kBytes : 0);
-        if (loads) {
-          load_tile<Key>(shared.k, &maps.k, keys.full(), work.block * Tile::kBlockN, work.head, work.batch);
-          load_tile<Key>(shared.v, &maps.v, keys.full(), work.block * Tile::kBlockN, work.head, work.batch);
+        shared.note[keys.stage()] = {work, steps, loads, Again::kNot};
+        keys.expect(has_steps ? (Tile::kValuesApart ? 1 : 2) * Key::kBytes : 0);
+        if (has_steps) {
+          load_keys(maps.k, shared.k[keys.stage()], keys.full(), work);
+          if constexpr (!Tile::kValuesApart) load_keys(maps.v, shared.v[keys.stage()], keys.full(), work);
         }
       }
-      keys.advance();
       if (ends) return;
+      if (!has_steps) continue;
       for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
-        load(p, maps, shared, work, at, ring);
-        ++steps;
+        load(p, maps, shared, work, at, steps++);
+        if (Tile::kValuesApart && at == walk.begin()) load_values(maps, shared, work, loads);
       }
+      ++loads;
     }
   }
 
  private:
   // The same for all lanes.
-  __device__ static WorkTile draw_tile(TileDraw& draw) {
+  __device__ static WorkTile draw_tile(TileDraw& draw, const bool draws) {
     WorkTile work{-1, 0, 0};
-    if (threadIdx.x % 32 == 0 && !draw.next(work)) work.block = -1;
+    if (threadIdx.x % 32 == 0 && draws && !draw.next(work)) work.block = -1;
     return uniform(work);
   }
 
+  // While consumers may add to it.
+  __device__ static bool is_full(const BackwardAgainList& list) {
+    const unsigned count = *static_cast<const volatile unsigned*>(&list.count);
+    return __any_sync(0xffffffffu, count > BackwardAgainList::kFull);
+  }
+  // One by one, with all shared memory to themselves.
+  __device__ static unsigned have_done_again(Shared& shared, unsigned notes) {
+    for (;; ++notes) {
+      const Keys keys(shared.key_barriers, notes);
+      keys.wait_all_empty();
+      const unsigned left = __reduce_max_sync(0xffffffffu, shared.again.count);
+      if (left == 0) return notes;
+      __syncwarp();  // all lanes have read the count
+      if (threadIdx.x % 32 == 0) {
+        const BackwardAgainList::Entry& entry = shared.again.entries[left - 1];
+        BackwardNote& note = shared.note[keys.stage()];
+        note.work = entry.work;
+        note.again = entry.again;
+        shared.again.count = left - 1;
+        keys.expect(0);
+      }
+    }
+  }
+
+  __device__ static void load_keys(const CUtensorMap& map, const void* to, const uint32_t barrier,
+                                   const WorkTile& work) {
+    load_tile<Key>(to, &map, barrier, work.block * Tile::kBlockN, work.head, work.batch);
+  }
+
   __device__ static void load(const BackwardParams& p, const BackwardMaps& maps, Shared& shared, const WorkTile& work,
-                              const QueryStep& at, tile::RingCursor<Tile::kStages>& ring) {
+                              const QueryStep& at, const unsigned step) {
+    const tile::RingCursor<Tile::kStages> ring(shared.query_barriers, step);
     const int lane = threadIdx.x % 32;
     const int row = at.block * Tile::kBlockM;
     const int64_t first = p.shape.row_index(work.batch, at.head, row);
     const int stage = ring.stage();
+    float lse[Tile::kBlockM / 32];
+#pragma unroll
+    for (int i = 0; i < Tile::kBlockM / 32; ++i) {
+      lse[i] = row + 32 * i + lane < p.shape.seqlen_q ? p.lse[first + 32 * i + lane] : 0.f;
+    }
     ring.wait_empty();
     if (lane == 0) {
       ring.expect(2 * Query::kBytes);
@@ -177,13 +238,52 @@ class BackwardProducer {
     }
 #pragma unroll
     for (int i = lane; i < Tile::kBlockM; i += 32) {
-      const bool exists = row + i < p.shape.seqlen_q;
-      ptx::cp_async_ca_4(ptx::shared_address(&shared.lse[stage][i]), p.lse + first + i, exists);
-      ptx::cp_async_ca_4(ptx::shared_address(&shared.delta[stage][i]), p.row_delta + first + i, exists);
+      ptx::cp_async_ca_4(ptx::shared_address(&shared.delta[stage][i]), p.row_delta + first + i,
+                         row + i < p.shape.seqlen_q);
     }
     ptx::cp_async_arrive(ring.full());
-    ring.advance();
+#pragma unroll
+    for (int i = 0; i < Tile::kBlockM / 32; ++i) shared.lse2[stage][32 * i + lane] = lse[i] * kLog2e;
+    ptx::mbarrier_arrive(ring.full());
+  }
+
+  // Where V is apart: behind the first queries, since it has to wait longer.
+  __device__ static void load_values(const BackwardMaps& maps, Shared& shared, const WorkTile& work,
+                                     const unsigned loads_before) {
+    const tile::RingCursor<1> values(shared.value_barriers, loads_before);
+    values.wait_empty();
+    if (threadIdx.x % 32 == 0) {
+      values.expect(Key::kBytes);
+      load_keys(maps.v, shared.v[0], values.full(), work);
+    }
   }
 };
+
+// Whether K holds a NaN or an infinity, where that matters, before the consumers add the first dQ. By up to four warps,
+// of which this is number `part`.
+template <class Element, class Tile>
+__device__ __forceinline__ void check_keys(const BackwardParams& p, BackwardShared<Tile>& shared, const int part,
+                                           const int parts) {
+  for (unsigned number = 0;; ++number) {
+    const tile::RingCursor<Tile::kKeyStages> keys(shared.key_barriers, number);
+    keys.wait_full();
+    const auto& note = shared.note[keys.stage()];
+    const WorkTile work = uniform(note.work);
+    const Walk<Tile> walk(p, work);
+    bool found = false;
+    if (work.block >= 0 && note.again == Again::kNot && !walk.is_end(walk.begin()) && !walk.all_seen(p, work)) {
+      found = has_nonfinite<Element>(ptx::shared_address(shared.k[keys.stage()]), BackwardShared<Tile>::Key::kBytes,
+                                     part * 32 + threadIdx.x % 32, parts * 32);
+      found = __any_sync(0xffffffffu, found);
+    }
+    __syncwarp();  // all lanes have read the note
+    if (threadIdx.x % 32 == 0) {
+      reinterpret_cast<unsigned char*>(&shared.bad_keys[keys.stage()])[part] = found;
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.checked_barriers[keys.stage()]));
+      ptx::mbarrier_arrive(keys.empty());
+    }
+    if (work.block < 0) return;
+  }
+}
 
 }  // namespace flash_cuda::hopper

@@ -18,6 +18,7 @@ template <class Tile>
 class BackwardTurns {
   using Shared = BackwardShared<Tile>;
   using Cursor = tile::RingCursor<kTurnStages>;
+  static_assert(kTurnStages == 2);
 
  public:
   __device__ static void init(Shared& shared) {
@@ -27,8 +28,14 @@ class BackwardTurns {
     }
   }
 
-  __device__ static uint32_t added(Shared& shared, const int stage) {
-    return ptx::shared_address(&shared.turns.added[stage]);
+  // Consumers, with the address of Shared and the number of a turn: wait for it; have added. No fence: pass() is told
+  // of the reductions through a barrier, and what it knows of is seen before what it releases.
+  __device__ __forceinline__ static void wait(const uint32_t shared, const unsigned turn) {
+    const uint32_t barriers = shared + offsetof(Shared, turns) + offsetof(BackwardTurnBarriers, barriers);
+    ptx::mbarrier_wait_parity(barriers + turn % 2 * 8, turn / 2 % 2);
+  }
+  __device__ __forceinline__ static void end(const uint32_t shared, const unsigned turn) {
+    ptx::mbarrier_arrive(shared + offsetof(Shared, turns) + offsetof(BackwardTurnBarriers, added) + turn % 2 * 8);
   }
 
   // Waits for this block's turn at each block of queries, and says so to the consumers.
@@ -50,7 +57,7 @@ class BackwardTurns {
     const Walk<Tile> walk(p, work);
     uint32_t parity = 0;
     for (QueryStep at = walk.begin(); !walk.is_end(at); at = walk.next(at)) {
-      ptx::mbarrier_wait_parity(added(shared, ring.stage()), parity);
+      ptx::mbarrier_wait_parity(ptx::shared_address(&shared.turns.added[ring.stage()]), parity);
       ptx::red_release_add(v2::DqAccumulator<Tile>(p, work.batch, at.head, at.block).turn(p), 1);
       ptx::mbarrier_arrive(ring.empty());
       ring.advance();

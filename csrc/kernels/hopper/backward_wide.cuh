@@ -19,9 +19,9 @@
 
 namespace flash_cuda::hopper {
 
-template <class Element, class Tile, bool Sums, bool OwnsDv>
-class WideConsumer : BackwardConsumer<Element, Tile> {
-  using Base = BackwardConsumer<Element, Tile>;
+template <class Element, class Tile, DqSum Sum, bool OwnsDv>
+class WideConsumer : BackwardConsumer<Element, Tile, Sum> {
+  using Base = BackwardConsumer<Element, Tile, Sum>;
   using Base::maps_;
   using Base::p_;
   using Base::queries_;
@@ -38,35 +38,37 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
 
  public:
   __device__ __forceinline__ WideConsumer(const BackwardParams& p, const BackwardMaps& maps, Shared& shared,
-                                          const BackwardNote& note)
-      : Base(p, maps, shared, note, OwnsDv ? 0 : 1), exchange_(shared.exchange.barriers, note.steps_before) {}
+                                          const unsigned tile_number, const BackwardNote& note)
+      : Base(p, maps, shared, tile_number, note, OwnsDv ? 0 : 1),
+        exchange_(shared.exchange.barriers, note.steps_before) {}
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(const BackwardNote& note) {
     const Walk<Tile> walk(p_, work_);
     tile::clear<1, kHeadDim / 8>(gradient_);
     QueryStep at = walk.begin();
-    if (!walk.is_end(at)) {
+    if (note.again != Again::kNot) {
+      BackwardAgain<Element, Tile, Sum, !OwnsDv, OwnsDv>(p_, maps_, shared_, work_, OwnsDv ? 0 : 1)
+          .run(note.again == Again::kAll, gradient_, gradient_);
+    } else if (!walk.is_end(at)) {
+      compute<true>(at, 0);
+      int before = this->sum_of(at);
+      at = walk.next(at);
       if (this->keys_are_bad(walk)) {
-        this->skip(walk);
-        for (QueryStep s = at; !walk.is_end(s); s = walk.next(s)) {  // as each step does
-          ptx::mbarrier_arrive(OwnsDv ? exchange_.full() : exchange_.empty());
-        }
+        for (QueryStep skipped = at; !walk.is_end(skipped); skipped = walk.next(skipped)) pass_exchange();
+        this->skip(walk, at);
       } else {
-        compute<true>(at, 0);
-        int before = this->sum_of(at);
-        for (at = walk.next(at); !walk.is_end(at); at = walk.next(at)) {
+        for (; !walk.is_end(at); at = walk.next(at)) {
           compute<false>(at, before);
           before = this->sum_of(at);
         }
         this->wait_last_ds();
-        this->template finish_dq<kDqColumns, Sums>(before);
+        this->template finish_dq<kDqColumns>(before);
       }
-      BackwardAgain<Element, Tile, !OwnsDv, OwnsDv>(p_, maps_, shared_, work_, OwnsDv ? 0 : 1)
-          .run_if_needed(gradient_, gradient_);
+      this->list_if_bad(walk, [&] { return has_nonfinite<1, kHeadDim / 8>(gradient_); });
     }
     this->give_keys_back();
     this->store(OwnsDv ? p_.dv : p_.dk, OwnsDv ? p_.dv_strides : p_.dk_strides, gradient_, OwnsDv ? 1.f : p_.scale);
-    if (OwnsDv && !walk.all_seen(p_, work_) && shared_.again) v2::restore_dv<Element, Tile>(p_, work_);
+    if (OwnsDv && note.again != Again::kNot) v2::restore_dv<Element, Tile>(p_, work_);
   }
 
  private:
@@ -78,10 +80,10 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     Rows rows;
     queries_.wait_full();
     ptx::wgmma_fence();
-    tile::multiply_rows_by_rows<Element, kHeadDim>(
-        s[0], this->tile_at(OwnsDv ? offsetof(Shared, k) : offsetof(Shared, v)), OwnsDv ? q_tile : dout_tile);
+    tile::multiply_rows_by_rows<Element, kHeadDim>(s[0], OwnsDv ? this->key_tile() : this->value_tile(),
+                                                   OwnsDv ? q_tile : dout_tile);
     ptx::wgmma_commit_group();
-    this->load_rows(rows, OwnsDv ? offsetof(Shared, lse) : offsetof(Shared, delta));
+    this->load_rows(rows, OwnsDv ? offsetof(Shared, lse2) : offsetof(Shared, delta));
     if constexpr (OwnsDv) {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_hold(s[0]);
@@ -100,9 +102,12 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     Operand operand;
     tile::pack_operand<Element, 1, kQueryTiles>(operand, s);
 
-    if constexpr (!First) this->wait_last_ds();
+    if constexpr (!First) {
+      this->wait_last_ds();
+      this->wait_turn();
+    }
     tile::Accumulator<1, kDqColumns / 8> dq;
-    if constexpr (First || !Sums) {
+    if constexpr (First || !Base::kSums) {
       ptx::wgmma_hold(gradient_[0]);
     } else {
       ptx::wgmma_fence();
@@ -115,8 +120,8 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     if constexpr (!OwnsDv) {
       this->put_ds(operand);
     }
-    if constexpr (Sums) this->advance_ds();
-    if constexpr (Sums && !First) {
+    this->advance_ds();
+    if constexpr (Base::kSums && !First) {
       ptx::wgmma_wait_group<1>();
       ptx::wgmma_hold(dq[0]);
       this->template add_dq<kDqColumns>(before, dq);
@@ -124,10 +129,18 @@ class WideConsumer : BackwardConsumer<Element, Tile> {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(gradient_[0]);
     this->give_queries_back();
-    if constexpr (!Sums) {
-      if constexpr (!First) this->template finish_dq<kDqColumns, Sums>(before);
-      this->advance_ds();
+  }
+
+  // As each step does, with nothing exchanged.
+  __device__ __forceinline__ void pass_exchange() {
+    if constexpr (OwnsDv) {
+      exchange_.wait_empty();
+      ptx::mbarrier_arrive(exchange_.full());
+    } else {
+      exchange_.wait_full();
+      ptx::mbarrier_arrive(exchange_.empty());
     }
+    exchange_.advance();
   }
 
   // P^T from a thread to its twin in the other warpgroup, which holds the same elements.

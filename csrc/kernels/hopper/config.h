@@ -83,10 +83,18 @@ struct BackwardTile {
   // And a block of dQ: 64 of its rows each; or its columns, this many for the first.
   static constexpr bool kSplitsRows = BlockM == 128;
   static constexpr int kDqColumns = kSplitsRows ? HeadDim : HeadDim <= 128 ? 64 : 128;
+  // Blocks of K and V in shared memory: those of the next tile are loaded beside this one's last steps. Where there is
+  // room for one V only, it comes when this one's is done with.
+  static constexpr int kKeyStages = kSplitsKeys ? 2 : 1;
+  static constexpr int kValueStages = kSplitsRows ? 2 : 1;
+  static constexpr bool kValuesApart = kValueStages != kKeyStages;
   // Blocks of dS^T in shared memory: of this step, of the last, and where a warpgroup may run a step ahead one more.
   static constexpr int kScoreBlocks = kSplitsKeys ? 3 : 2;
   static_assert(kSplitsRows ? HeadDim == 64 && BlockN == 128 : BlockM == 64);
 };
+
+// What becomes of dQ: it is not asked for; blocks of keys add to it as they come; or in a fixed order.
+enum class DqSum { kNone, kAsItComes, kInOrder };
 
 // The narrowest tile's; smaller head dims run in it.
 inline constexpr int kLeastBackwardHeadDim = 64;

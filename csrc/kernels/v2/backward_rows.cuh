@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kRowThreads)
   // Enough lanes for the chunks of a row, a power of two so that a warp shuffle can sum them.
   constexpr int kChunks = Tile::kHeadDim / tile::kChunkElements;
   constexpr int kLanes = kChunks <= 4 ? 4 : kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
-  const WorkTile work = order.tile(blockIdx.x);
+  const WorkTile work = order.tile(gridDim.x - 1 - blockIdx.x);
   const int row_begin = work.block * Tile::kBlockM;
   const int row_end = min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q);
   const int column = threadIdx.x % kLanes * tile::kChunkElements;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kFinishThreads<Tile>)
     backward_finish_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order) {
   constexpr int kColumns = kFinishColumns<Tile>;
   __shared__ tile::SharedTile<Tile::kBlockM, kColumns> parts[Tile::kHeadDim / kColumns];
-  const WorkTile work = order.tile(blockIdx.x);
+  const WorkTile work = order.tile(gridDim.x - 1 - blockIdx.x);
   const int row_begin = work.block * Tile::kBlockM;
   const int first_row = threadIdx.x / 32 % (Tile::kBlockM / 16) * 16;
   const int part = threadIdx.x / 32 / (Tile::kBlockM / 16);
