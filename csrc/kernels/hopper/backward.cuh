@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared*>(backward_shared);
 
   if (threadIdx.x == 0) {
-    shared.key_barriers.init(Tile::kConsumerThreads + kChecks);
+    shared.key_barriers.init(Tile::kConsumerThreads + 32 * kChecks);
     shared.value_barriers.init(Tile::kConsumerThreads);
     for (uint64_t& barrier : shared.checked_barriers) ptx::mbarrier_init(ptx::shared_address(&barrier), kChecks);
     for (uint32_t& bad : shared.bad_keys) bad = 0;

@@ -276,12 +276,11 @@ __device__ __forceinline__ void check_keys(const BackwardParams& p, BackwardShar
                                      part * 32 + threadIdx.x % 32, parts * 32);
       found = __any_sync(0xffffffffu, found);
     }
-    __syncwarp();  // all lanes have read the note
     if (threadIdx.x % 32 == 0) {
       reinterpret_cast<unsigned char*>(&shared.bad_keys[keys.stage()])[part] = found;
       ptx::mbarrier_arrive(ptx::shared_address(&shared.checked_barriers[keys.stage()]));
-      ptx::mbarrier_arrive(keys.empty());
     }
+    ptx::mbarrier_arrive(keys.empty());
     if (work.block < 0) return;
   }
 }
