@@ -5,7 +5,7 @@ N(0, 1) + N(0, 100) * Bernoulli(0.001), whose outliers have a standard deviation
 rounded to the dtype first, so what is measured is the kernel's own error.
 
   python -m bench.accuracy --peers sdpa-flash,sdpa-cudnn,fa3,fa4 --bar fa3:1.001
-  python -m bench.accuracy --gradients --causal 0,1 --peers sdpa-flash,sdpa-cudnn,fa4
+  python -m bench.accuracy --gradients --causal 0,1 --peers sdpa-flash,fa4,ours:backward
 """
 
 import argparse

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.common import one_line
-from bench.contestants import OWN_NAME, Contestant, ours, sdpa_on_views
+from bench.contestants import OWN_NAME, Contestant, ours, ours_backward, sdpa_on_views
 from bench.contestants import standard_attention as standard_attention
 
 SDPA_BACKENDS = {
@@ -124,12 +124,17 @@ OWN = "ours:"
 
 
 def _own_variant(name: str, kernel: str) -> Contestant:
-    """`ours:fp16`, `ours:deterministic` or `ours:KERNEL`: flash_cuda with one thing changed."""
+    """`ours:fp16`, `ours:deterministic` or `ours:KERNEL`: flash_cuda with one thing changed.
+
+    `ours:backward` has SDPA's flash forward.
+    """
     variant = name.removeprefix(OWN)
     if variant in DTYPES:
         own = ours(kernel, dtype=DTYPES[variant])
     elif variant == "deterministic":
         own = ours(kernel, deterministic=True)
+    elif variant == "backward":
+        own = ours_backward(kernel)
     else:
         own = ours(variant)
     return replace(own, name=name)
