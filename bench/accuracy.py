@@ -69,8 +69,9 @@ def measure(
     for seed, (head_dim, causal, dtype, kind) in enumerate(cases):
         shape = (arguments.batch, arguments.seqlen, arguments.heads, head_dim)
         inputs = draw(shape, kind, grid.DTYPES[dtype], seed)
-        dout = draw(shape, "normal", grid.DTYPES[dtype], seed + 1000)[0]
-        dout = dout if arguments.gradients else None
+        dout = None
+        if arguments.gradients:
+            dout = draw(shape, "normal", grid.DTYPES[dtype], seed + 1000)[0]
         wide = [None if x is None else x.double() for x in (*inputs, dout)]
         in_strips = functools.partial(standard_attention, rows=REFERENCE_ROWS)
         exact = results(in_strips, wide[:3], bool(causal), wide[3])

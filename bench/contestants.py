@@ -3,6 +3,7 @@
 Each takes q (b, sq, h, d), k and v (b, sk, hk, d) and returns (b, sq, h, d); hk divides h.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,27 +65,31 @@ class _BackwardOfSdpa(torch.autograd.Function):
     """SDPA's flash forward, flash_cuda's backward from its output and lse."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool, kernel: str) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool, bwd: Callable) -> Tensor:
         name = "_scaled_dot_product_flash_attention" + ("" if q.is_cuda else "_for_cpu")
         views = (x.transpose(1, 2) for x in (q, k, v))
         out, lse = getattr(torch.ops.aten, name)(*views, 0.0, causal)[:2]
         out = out.transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.options = {"kernel": kernel, "window_right": 0 if causal else -1}
+        ctx.bwd = functools.partial(bwd, window_right=0 if causal else -1)
         return out
 
     @staticmethod
     def backward(ctx, dout: Tensor) -> tuple[Tensor | None, ...]:
-        import flash_cuda
-
-        return (*flash_cuda.bwd(dout, *ctx.saved_tensors, **ctx.options), None, None)
+        return (*ctx.bwd(dout, *ctx.saved_tensors), None, None)
 
 
 def ours_backward(kernel: str = "auto") -> Contestant:
-    """flash_cuda's backward behind a peer's forward: the error of the one without the other's."""
+    """flash_cuda's backward behind a peer's forward: the error of the one without the other's.
+
+    Raises ImportError where flash_cuda is not installed.
+    """
+    import flash_cuda
+
+    bwd = functools.partial(flash_cuda.bwd, kernel=kernel)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        return _BackwardOfSdpa.apply(q, k, v, causal, kernel)
+        return _BackwardOfSdpa.apply(q, k, v, causal, bwd)
 
     return Contestant(OWN_NAME, common.flash_cuda_version(), attend, top_left_causal=True)
 

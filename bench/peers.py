@@ -145,8 +145,9 @@ def discover(wanted: str, kernel: str = "auto") -> tuple[list[Contestant], dict[
 
     Args:
         wanted: `auto` (all that import, without flex), `none`, or a comma list of PEER_NAMES and of
-            `ours:fp16`, `ours:bf16`, `ours:deterministic`, `ours:KERNEL` (flash_cuda itself).
-        kernel: the kernel of `ours:fp16`, `ours:bf16` and `ours:deterministic`.
+            `ours:fp16`, `ours:bf16`, `ours:deterministic`, `ours:backward`, `ours:KERNEL`
+            (flash_cuda itself).
+        kernel: the kernel of all `ours:` but `ours:KERNEL`.
 
     Returns:
         The peers found, and for each of the others the reason.

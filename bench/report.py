@@ -66,8 +66,8 @@ def gqa_markdown(result: dict) -> str:
 
 def accuracy_case(row: dict) -> str:
     mask = "causal" if row["causal"] else "full"
-    gradient = {"out": ""}.get(row.get("of", "out"), f" {row.get('of')}")
-    return f"d{row['head_dim']} {mask} {row['dtype']} {row['inputs']}{gradient}"
+    words = [f"d{row['head_dim']}", mask, row["dtype"], row["inputs"], row.get("of", "out")]
+    return " ".join(words).removesuffix(" out")
 
 
 def accuracy_markdown(result: dict) -> str:

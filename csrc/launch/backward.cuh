@@ -20,16 +20,14 @@ int64_t query_bytes(const Shape& s) {
   return int64_t{s.seqlen_q} * s.head_dim * s.group() * (2 * sizeof(Element) + sizeof(float));
 }
 
-// Under a causal mask the first keys have the most queries: block 0 is the longest, and goes first in the order that
-// `uneven` makes of so many blocks a head. The deterministic sum needs larger block numbers first, whatever their
-// length (v2::DqAccumulator).
-template <class Uneven>
-TileOrder key_order(const BackwardParams& params, const int block_n, const Uneven& uneven) {
+// Head by head, or where `mixes_heads` in the order that `mixed` makes of so many blocks a head. Under a causal mask
+// the first keys have the most queries: block 0 is the longest, and goes first. The deterministic sum needs larger
+// block numbers first, whatever their length (v2::DqAccumulator).
+template <class Mixed>
+TileOrder key_order(const BackwardParams& params, const int block_n, const bool mixes_heads, const Mixed& mixed) {
   const Shape& s = params.shape;
   const int blocks = blocks_of(s.seqlen_k, block_n);
-  TileOrder order = params.band.is_uneven(s.seqlen_k) || params.turns != nullptr
-                        ? uneven(blocks)
-                        : TileOrder::even(blocks, s.heads_kv, s.batch);
+  TileOrder order = mixes_heads ? mixed(blocks) : TileOrder::even(blocks, s.heads_kv, s.batch);
   if (params.turns != nullptr) order.ascending = false;
   return order;
 }

@@ -23,11 +23,14 @@ inline BackwardWorkspace hopper_workspace_of_tile(const Shape& shape) {
   return visit_hopper_backward_tile(shape, [&](auto tile) { return backward_workspace<decltype(tile)>(shape); });
 }
 
-// The blocks of keys of as many heads as fit the L2 cache, then the next heads'.
+// The blocks of keys of as many heads as fit the L2 cache, then the next heads'. In deterministic mode also where all
+// are of one length: all heads' last blocks come first, and the next ones do not wait for neighbours that start with
+// them.
 template <class Element>
 TileOrder hopper_key_order(const BackwardParams& params, const int block_n, const int64_t l2_bytes) {
   const Shape& s = params.shape;
-  return key_order(params, block_n, [&](const int blocks) {
+  const bool mixes_heads = params.band.is_uneven(s.seqlen_k) || params.turns != nullptr;
+  return key_order(params, block_n, mixes_heads, [&](const int blocks) {
     return TileOrder::by_section(blocks, s.heads_kv, s.batch, true, query_bytes<Element>(s), l2_bytes);
   });
 }

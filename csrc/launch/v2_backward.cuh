@@ -27,7 +27,7 @@ inline constexpr int kLeastPhaseKeys = 256;
 template <class Element>
 TileOrder v2_key_order(const BackwardParams& params, const int block_n, const int64_t l2_bytes) {
   const Shape& s = params.shape;
-  return key_order(params, block_n, [&](const int blocks) {
+  return key_order(params, block_n, params.band.is_uneven(s.seqlen_k), [&](const int blocks) {
     return TileOrder::longest_first(blocks, s.heads_kv, s.batch, true, blocks_of(kLeastPhaseKeys, block_n),
                                     query_bytes<Element>(s), l2_bytes);
   });

@@ -89,9 +89,6 @@ __device__ __forceinline__ void red_add_v4_f32(float* global, const float (&valu
 }
 #endif
 
-// What this thread has done before is seen on the whole GPU before what it does after.
-__device__ __forceinline__ void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 __device__ __forceinline__ int ld_acquire(const int* global) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");

@@ -135,7 +135,7 @@ class KeyConsumer : BackwardConsumer<Element, Tile, Sum> {
     this->load_rows(delta, offsetof(Shared, delta));
     ptx::wgmma_hold(s[0]);
     // Here, or the compiler would move the wait for dP^T up, before the exponentials.
-    if constexpr (!First && kIssuesTogether) wait_for_others();
+    if constexpr (!First && kIssuesTogether) this->wait_for_others();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(dp[0]);
     if constexpr (Tile::kValuesApart) this->give_values_back_if(is_last);
@@ -145,7 +145,7 @@ class KeyConsumer : BackwardConsumer<Element, Tile, Sum> {
     tile::pack_operand<Element, 1, Tile::kBlockM / 8>(probabilities, s);
     tile::pack_operand<Element, 1, Tile::kBlockM / 8>(ds, dp);
 
-    if constexpr (!First && !kIssuesTogether) wait_for_others();
+    if constexpr (!First && !kIssuesTogether) this->wait_for_others();
     if constexpr (kPutsFirst) this->put_ds(ds);
     tile::Accumulator<1, kDqColumns / 8> dq;
     if constexpr (First || !Base::kSums) {
@@ -171,13 +171,6 @@ class KeyConsumer : BackwardConsumer<Element, Tile, Sum> {
     ptx::wgmma_hold(dk_[0]);
     ptx::wgmma_hold(dv_[0]);
     this->give_queries_back();
-  }
-
-  // Both warpgroups' dS^T of the step before is there, and so the step before that is over for both: of the three
-  // blocks, the one that is written next is free. And it is this block of keys' turn to add dQ.
-  __device__ __forceinline__ void wait_for_others() const {
-    this->wait_last_ds();
-    this->wait_turn();
   }
 
   __device__ __forceinline__ bool staggers() const { return kStaggers && this->tile_number_ == 0; }

@@ -212,6 +212,12 @@ class BackwardConsumer {
   __device__ __forceinline__ void wait_turn() const {
     if constexpr (kTakesTurns) BackwardTurns<Tile>::wait(base_, turns_);
   }
+  // Before dQ of the step before: both warpgroups' dS^T of it is there, and so the step before that is over for both
+  // (of three blocks of dS^T, the one that is written next is free); and it is this block of keys' turn to add.
+  __device__ __forceinline__ void wait_for_others() const {
+    wait_last_ds();
+    wait_turn();
+  }
   template <int Columns>
   __device__ __forceinline__ void add_dq(const int at, const tile::Accumulator<1, Columns / 8>& dq) {
     const v2::DqAccumulator<Tile> accumulator(p_, at);

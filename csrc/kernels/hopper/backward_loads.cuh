@@ -1,4 +1,4 @@
-// What the backward keeps in shared memory, the warp that loads it, and the one that looks at the keys.
+// What the backward keeps in shared memory, the warp that loads it, and those that look at the keys.
 #pragma once
 
 #include <cuda.h>

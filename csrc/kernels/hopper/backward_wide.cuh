@@ -102,10 +102,7 @@ class WideConsumer : BackwardConsumer<Element, Tile, Sum> {
     Operand operand;
     tile::pack_operand<Element, 1, kQueryTiles>(operand, s);
 
-    if constexpr (!First) {
-      this->wait_last_ds();
-      this->wait_turn();
-    }
+    if constexpr (!First) this->wait_for_others();
     tile::Accumulator<1, kDqColumns / 8> dq;
     if constexpr (First || !Base::kSums) {
       ptx::wgmma_hold(gradient_[0]);

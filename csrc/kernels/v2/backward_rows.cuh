@@ -1,5 +1,5 @@
 // What the backward does row by row, before and after the main kernel: D = rowsum(dO * O) - dlse with the clearing of
-// dQ's sum, and dQ = scale * sum in the element type. One thread block per block of queries of one head, in TileOrder.
+// dQ's sum, and dQ = scale * sum in the element type. One thread block per block of queries of one head.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,18 @@ namespace flash_cuda::v2 {
 
 inline constexpr int kRowThreads = 256;
 
+// From the end: the next kernel begins with what this one touches last, and finds it in the L2 cache.
+__device__ __forceinline__ WorkTile last_tile_first(const TileOrder& order) {
+  return order.tile(gridDim.x - 1 - blockIdx.x);
+}
+
 template <class Element, class Tile>
 __global__ void __launch_bounds__(kRowThreads)
     backward_prepare_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order) {
   // Enough lanes for the chunks of a row, a power of two so that a warp shuffle can sum them.
   constexpr int kChunks = Tile::kHeadDim / tile::kChunkElements;
   constexpr int kLanes = kChunks <= 4 ? 4 : kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
-  const WorkTile work = order.tile(gridDim.x - 1 - blockIdx.x);
+  const WorkTile work = last_tile_first(order);
   const int row_begin = work.block * Tile::kBlockM;
   const int row_end = min_of(row_begin + Tile::kBlockM, p.shape.seqlen_q);
   const int column = threadIdx.x % kLanes * tile::kChunkElements;
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(kFinishThreads<Tile>)
     backward_finish_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ TileOrder order) {
   constexpr int kColumns = kFinishColumns<Tile>;
   __shared__ tile::SharedTile<Tile::kBlockM, kColumns> parts[Tile::kHeadDim / kColumns];
-  const WorkTile work = order.tile(gridDim.x - 1 - blockIdx.x);
+  const WorkTile work = last_tile_first(order);
   const int row_begin = work.block * Tile::kBlockM;
   const int first_row = threadIdx.x / 32 % (Tile::kBlockM / 16) * 16;
   const int part = threadIdx.x / 32 / (Tile::kBlockM / 16);
