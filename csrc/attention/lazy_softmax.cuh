@@ -31,33 +31,34 @@ class LazySoftmax {
     sum_[0] = sum_[1] = 0.f;
   }
 
-  // Scores s become p. True if p of some row of the warp came out large: then rebase() must follow. (Never in a row's
-  // first block, where p is at most 1.)
+  // Of each block before anything else: rows without an m get one.
   template <int NTiles>
-  __device__ __forceinline__ bool absorb(tile::Accumulator<1, NTiles>& s) {
+  __device__ __forceinline__ void begin(const tile::Accumulator<1, NTiles>& s) {
     if (!settled_) anchor<NTiles>(s[0]);
-    float m[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      m[r] = max_[r] == -INFINITY ? 0.f : max_[r];  // p = exp2(-inf) = 0 where no key has been seen yet, and not NaN
-      block_sum_[r] = 0.f;
-    }
+  }
+
+  // Scores of row half r become p. True if p of some such row of the warp came out large: rebase() must follow the
+  // second half. (Never in a row's first block, where p is at most 1.)
+  template <int NTiles>
+  __device__ __forceinline__ bool absorb_half(tile::Accumulator<1, NTiles>& s, const int r) {
+    const float m = max_[r] == -INFINITY ? 0.f : max_[r];  // p = exp2(-inf) = 0 where no key has been seen yet, not NaN
+    block_sum_[r] = 0.f;
 #pragma unroll
     for (int n = 0; n < NTiles; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = s[0][n][e];
-        x = ptx::ex2_approx_ftz(fmaf(x, scale_log2_, -m[e / 2]));
-        block_sum_[e / 2] += x;
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[0][n][2 * r + e];
+        x = ptx::ex2_approx_ftz(fmaf(x, scale_log2_, -m));
+        block_sum_[r] += x;
       }
-    return __any_sync(0xffffffffu, fmaxf(block_sum_[0], block_sum_[1]) > kLargeSum);
+    return __any_sync(0xffffffffu, block_sum_[r] > kLargeSum);
   }
 
-  // Before absorb(), for scores that may exceed m by any amount: m moves up where p would overflow, and nowhere else,
-  // so that other rows keep their bits. The caller then has to scale() o.
+  // Before absorb_half(), for scores that may exceed m by any amount: m moves up where p would overflow, and nowhere
+  // else, so that other rows keep their bits. The caller then has to scale() o.
   template <int NTiles>
   __device__ __forceinline__ void make_room(const tile::Accumulator<1, NTiles>& s) {
-    if (!settled_) anchor<NTiles>(s[0]);
+    begin(s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float m = max_[r] == -INFINITY ? 0.f : max_[r];
@@ -67,8 +68,7 @@ class LazySoftmax {
     }
   }
 
-  // The rare half of absorb(): the largest p becomes 1. Each row decides for itself, so that its bits depend on no
-  // other row.
+  // Where p came out large, the largest becomes 1. Each row decides for itself: its bits depend on no other row.
   template <int NTiles>
   __device__ __forceinline__ void rebase(tile::Accumulator<1, NTiles>& s) {
 #pragma unroll
@@ -95,7 +95,7 @@ class LazySoftmax {
       for (int e = 0; e < 4; ++e) o[0][n][e] *= factor_[e / 2];
   }
 
-  // After absorb(), and rebase() where it was needed.
+  // After both halves, and rebase() where it was needed.
   __device__ __forceinline__ void add_block() { sum_[0] += block_sum_[0], sum_[1] += block_sum_[1]; }
 
   // Sums l over the quad; call once, after the last block.

@@ -7,7 +7,7 @@
 //       S = Q K_0^T;  P, m, l = softmax step of S (attention/lazy_softmax.cuh)
 //       for each further block of keys j
 //         start S' = Q K_j^T and O = O + P V_(j-1) on the tensor cores
-//         P', m, l = softmax step of S' as soon as it is there, while O is still being summed
+//         P', m, l = softmax step of S' as soon as it is there: half of the rows while O is still being summed
 //       O = O + P V;  O = O / l;  lse = m + log l
 //     tiles that need it are computed once more (recompute.cuh)
 //
@@ -141,7 +141,9 @@ class Consumer {
     ptx::wgmma_hold(s_[0]);
     softmax_.clear();
     begin_block(b);
-    softmax_.absorb(s_);  // p is at most 1
+    softmax_.begin(s_);
+    softmax_.absorb_half(s_, 0);  // p is at most 1
+    softmax_.absorb_half(s_, 1);
     softmax_.add_block();
     pack();
     started_ = false;
@@ -159,21 +161,22 @@ class Consumer {
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_hold(s_[0]);
     begin_block(b);
-    // The wait stands in both branches: the compiler would otherwise move it up before the exponentials, and the tensor
-    // cores would idle meanwhile.
-    if (softmax_.absorb(s_)) {
-      softmax_.rebase(s_);
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_hold(o_[0]);
-      softmax_.scale(o_);
+    // P V of the block before is done by the time the first half of the rows is: P is packed, where it was read until
+    // then, beside the second half's exponentials. The branch keeps the compiler from moving the wait up before the
+    // first half's, where the tensor cores would have nothing else to do.
+    softmax_.begin(s_);
+    if (softmax_.absorb_half(s_, 0)) {
+      wait_for_output(b);
+      softmax_.absorb_half(s_, 1);
+      rebase();
     } else {
-      ptx::wgmma_wait_group<0>();
-      ptx::wgmma_hold(o_[0]);
+      wait_for_output(b);
+      const bool large = softmax_.absorb_half(s_, 1);
+      pack();
+      if (large) rebase();
     }
     softmax_.add_block();
-    give_back(b.v);
     started_ = true;
-    pack();
   }
 
   // O += P V of the last block.
@@ -209,6 +212,12 @@ class Consumer {
     ptx::wgmma_commit_group();
   }
 
+  __device__ __forceinline__ void wait_for_output(const Block& b) {
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_hold(o_[0]);
+    give_back(b.v);
+  }
+
   // S is there: K, and after the last block Q, go back to the producer; masks.
   __device__ __forceinline__ void begin_block(const Block& b) {
     give_back(b.k);
@@ -216,6 +225,12 @@ class Consumer {
     if (b.partial) {
       mask_sides<64>(s_[0], p_.band, b.row_begin, threadIdx.x % 128 / 32 * 16, b.first_key, p_.shape.seqlen_k);
     }
+  }
+
+  __device__ __forceinline__ void rebase() {
+    softmax_.rebase(s_);
+    softmax_.scale(o_);
+    pack();
   }
 
   __device__ __forceinline__ void pack() {

@@ -120,7 +120,8 @@ class Recompute {
       mask_sides<64>(s[0], p_.band, mine.row_begin, warp_row, block * kBlockN, p_.shape.seqlen_k);
       softmax.make_room(s);
       softmax.scale(o);
-      if (softmax.absorb(s)) {
+      const bool large = softmax.absorb_half(s, 0);
+      if (softmax.absorb_half(s, 1) || large) {
         softmax.rebase(s);
         softmax.scale(o);
       }
