@@ -166,11 +166,11 @@ class Consumer {
     // first half's, where the tensor cores would have nothing else to do.
     softmax_.begin(s_);
     if (softmax_.absorb_half(s_, 0)) {
-      wait_for_output(b);
+      wait_for_output(b.v);
       softmax_.absorb_half(s_, 1);
       rebase();
     } else {
-      wait_for_output(b);
+      wait_for_output(b.v);
       const bool large = softmax_.absorb_half(s_, 1);
       pack();
       if (large) rebase();
@@ -184,9 +184,7 @@ class Consumer {
     v_.wait_full();
     ptx::wgmma_fence();
     issue_output();
-    ptx::wgmma_wait_group<0>();
-    ptx::wgmma_hold(o_[0]);
-    give_back(v_.empty());
+    wait_for_output(v_.empty());
     v_.advance();
     q_.advance();
     pass_blocks(first_block_ - key_blocks<Tile>(p_, tile_.row_begin - 64 * warpgroup_).begin);
@@ -212,10 +210,11 @@ class Consumer {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void wait_for_output(const Block& b) {
+  // O is there: V goes back to the producer.
+  __device__ __forceinline__ void wait_for_output(const uint32_t v_empty) {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_hold(o_[0]);
-    give_back(b.v);
+    give_back(v_empty);
   }
 
   // S is there: K, and after the last block Q, go back to the producer; masks.
