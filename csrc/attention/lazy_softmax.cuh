@@ -102,9 +102,11 @@ class LazySoftmax {
   __device__ __forceinline__ void finish() { sum_[0] = quad_sum(sum_[0]), sum_[1] = quad_sum(sum_[1]); }
 
   // As OnlineSoftmax, for row half r.
-  __device__ __forceinline__ float inverse_sum(const int r) const { return sum_[r] == 0.f ? 0.f : 1.f / sum_[r]; }
+  __device__ __forceinline__ float inverse_sum(const int r) const {
+    return sum_[r] == 0.f ? 0.f : ptx::rcp_approx_ftz(sum_[r]);
+  }
   __device__ __forceinline__ float lse(const int r) const {
-    return sum_[r] == 0.f ? -INFINITY : max_[r] * kLn2 + logf(sum_[r]);
+    return sum_[r] == 0.f ? -INFINITY : (max_[r] + ptx::lg2_approx_ftz(sum_[r])) * kLn2;
   }
   // p left the range of float32: what row half r has summed up is worthless.
   __device__ __forceinline__ bool overflowed(const int r) const { return max_[r] == INFINITY; }

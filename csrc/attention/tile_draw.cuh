@@ -41,4 +41,17 @@ class TileDraw {
   unsigned index_;  // fewer than 2^31 tiles, so that a draw past the end does not wrap
 };
 
+// The same in every lane, and known to be so: the compiler keeps the results of reductions in uniform registers.
+__device__ __forceinline__ WorkTile uniform(const WorkTile& work) {
+  return {__reduce_max_sync(0xffffffffu, work.block), __reduce_max_sync(0xffffffffu, work.head),
+          __reduce_max_sync(0xffffffffu, work.batch)};
+}
+
+// For a whole warp, of which one lane draws. block < 0: all tiles are taken, or it is not to draw.
+__device__ __forceinline__ WorkTile draw_for_warp(TileDraw& draw, const bool draws = true) {
+  WorkTile work{-1, 0, 0};
+  if (threadIdx.x % 32 == 0 && draws && !draw.next(work)) work.block = -1;
+  return uniform(work);
+}
+
 }  // namespace flash_cuda

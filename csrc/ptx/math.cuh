@@ -46,6 +46,24 @@ __device__ __forceinline__ uint32_t cvt_rn_x2_f32<__nv_bfloat16>(const float lo,
   return packed;
 }
 
+// a * b + c, of packed pairs of 16-bit elements.
+template <class Element>
+__device__ __forceinline__ uint32_t fma_x2(uint32_t a, uint32_t b, uint32_t c);
+
+template <>
+__device__ __forceinline__ uint32_t fma_x2<__half>(const uint32_t a, const uint32_t b, const uint32_t c) {
+  uint32_t y;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+
+template <>
+__device__ __forceinline__ uint32_t fma_x2<__nv_bfloat16>(const uint32_t a, const uint32_t b, const uint32_t c) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+
 // The bits of one 16-bit element to float32, exactly.
 template <class Element>
 __device__ __forceinline__ float cvt_f32(uint16_t bits);

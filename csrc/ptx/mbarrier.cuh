@@ -44,7 +44,20 @@ __device__ __forceinline__ void mbarrier_wait_parity(const uint32_t barrier, con
       : "memory");
 }
 
-// The same for two barriers, at the latency of one.
+// Whether it is over: an answer that can be asked for early, and takes no time where it is needed.
+__device__ __forceinline__ bool mbarrier_test_parity(const uint32_t barrier, const uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// Waits for two barriers, at the latency of one.
 __device__ __forceinline__ void mbarrier_wait_parity_both(const uint32_t barrier0, const uint32_t parity0,
                                                           const uint32_t barrier1, const uint32_t parity1) {
   asm volatile(

@@ -46,4 +46,18 @@ __device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// One lane of a whole warp, always the same (sm_90 and later). The compiler knows that it is one, and does not loop over
+// lanes around instructions that are a warp's, such as the copy engine's.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p; }"
+      : "=r"(elected));
+  return elected != 0;
+}
+#endif
+
 }  // namespace flash_cuda::ptx

@@ -38,6 +38,7 @@ class RingCursor {
   __device__ static void wait_both_full(const RingCursor& a, const RingCursor& b) {
     ptx::mbarrier_wait_parity_both(a.full(), a.parity_, b.full(), b.parity_);
   }
+  __device__ bool is_full() const { return ptx::mbarrier_test_parity(full(), parity_); }
   __device__ void wait_full() const { ptx::mbarrier_wait_parity(full(), parity_); }
   __device__ uint32_t empty() const { return full_ + 8 * (Stages + stage_); }
 

@@ -88,11 +88,7 @@ struct BackwardAgainList {
   Entry entries[kSize];
 };
 
-// The same in every lane, and known to be so: the compiler keeps the results of reductions in uniform registers.
-__device__ __forceinline__ WorkTile uniform(const WorkTile& work) {
-  return {__reduce_max_sync(0xffffffffu, work.block), __reduce_max_sync(0xffffffffu, work.head),
-          __reduce_max_sync(0xffffffffu, work.batch)};
-}
+// As for a WorkTile.
 __device__ __forceinline__ BackwardNote uniform(const BackwardNote& note) {
   return {uniform(note.work), __reduce_max_sync(0xffffffffu, note.steps_before),
           __reduce_max_sync(0xffffffffu, note.loads_before),
@@ -155,7 +151,7 @@ class BackwardProducer {
     unsigned notes = 0, steps = 0, loads = 0;  // counted rather than cursors kept: there are few registers
     for (;;) {
       const bool list_first = is_full(shared.again);
-      const WorkTile work = draw_tile(draw, !list_first);
+      const WorkTile work = draw_for_warp(draw, !list_first);
       const bool ends = work.block < 0;
       if (ends) notes = have_done_again(shared, notes);
       if (list_first) continue;
@@ -182,13 +178,6 @@ class BackwardProducer {
   }
 
  private:
-  // The same for all lanes.
-  __device__ static WorkTile draw_tile(TileDraw& draw, const bool draws) {
-    WorkTile work{-1, 0, 0};
-    if (threadIdx.x % 32 == 0 && draws && !draw.next(work)) work.block = -1;
-    return uniform(work);
-  }
-
   // While consumers may add to it.
   __device__ static bool is_full(const BackwardAgainList& list) {
     const unsigned count = *static_cast<const volatile unsigned*>(&list.count);

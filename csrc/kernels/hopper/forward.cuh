@@ -147,12 +147,13 @@ class Consumer {
     softmax_.add_block();
     pack();
     started_ = false;
+    loaded_ = false;
   }
 
   // S' = Q K_j^T and P' beside O += P V of the block before.
   __device__ __forceinline__ void step() {
     // Both before the first product: no branch may stand between products under way.
-    tile::RingCursor<Tile::kStages>::wait_both_full(k_, v_);
+    if (!loaded_) tile::RingCursor<Tile::kStages>::wait_both_full(k_, v_);
     ptx::wgmma_fence();
     issue_scores();
     issue_output();
@@ -167,10 +168,12 @@ class Consumer {
     softmax_.begin(s_);
     if (softmax_.absorb_half(s_, 0)) {
       wait_for_output(b.v);
+      loaded_ = k_.is_full() & v_.is_full();
       softmax_.absorb_half(s_, 1);
       rebase();
     } else {
       wait_for_output(b.v);
+      loaded_ = k_.is_full() & v_.is_full();
       const bool large = softmax_.absorb_half(s_, 1);
       pack();
       if (large) rebase();
@@ -251,6 +254,7 @@ class Consumer {
   int block_, first_block_;  // at hand; the last one of the tile that this warpgroup looks at
   bool closed_;              // the block before was the last of its tile
   bool started_ = false;     // O holds a sum
+  bool loaded_ = false;      // K and V of the next products are known to have come
   bool marked_ = false;      // some rows of this warp are to be computed anew
   LazySoftmax softmax_;
   tile::Accumulator<1, kBlockN / 8> s_;
@@ -286,7 +290,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
   if (warp >= 4 * Tile::kWarpgroups) {
     if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (threadIdx.x == Tile::kConsumerThreads) Producer<Tile>(maps, shared, note).run(p, order, queue);
+    if (warp == 4 * Tile::kWarpgroups) Producer<Tile>(maps, shared, note).run(p, order, queue);
   } else {
     if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     if (p.band.leaves_rows_unseen(p.shape.seqlen_q, p.shape.seqlen_k)) store_unseen<Element, Tile>(p);

@@ -11,6 +11,7 @@
 #include "kernels/hopper/load_tile.cuh"
 #include "kernels/hopper/rows.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
 #include "tile/panel.h"
 #include "tile/ring.cuh"
 
@@ -36,7 +37,6 @@ struct ForwardShared {
   tile::RingBarriers<Tile::kStages> k_barriers;
   tile::RingBarriers<Tile::kStages> v_barriers;
   uint64_t recompute_barrier;
-  WorkTile next_work;  // the producer's
   int marked;          // some warp has rows to be computed anew
   int found;           // the next tile with such rows
 };
@@ -47,7 +47,8 @@ struct TileNote {
   BlockRange keys;
 };
 
-// One thread: all loads, in the order in which the consumers wait for them.
+// One warp: all loads, in the order in which the consumers wait for them. All lanes know where it stands, so that its
+// arithmetic is the warp's and not a thread's; one of them acts.
 template <class Tile>
 class Producer {
   using Query = typename ForwardShared<Tile>::Query;
@@ -65,14 +66,13 @@ class Producer {
 
   __device__ void run(const ForwardParams& p, const TileOrder& order, WorkQueue* queue) {
     TileDraw draw(order, queue);
-    WorkTile& next = shared_.next_work;  // not in registers, of which there are few here
-    for (bool more = draw.next(next); more;) {
+    for (WorkTile next = draw_for_warp(draw); next.block >= 0;) {
       const WorkTile work = next;
       const RowTile at{work.block * Tile::kBlockM, work.head, work.batch};
       const int kv_head = at.head / maps_.group;
       const BlockRange keys = key_blocks<Tile>(p, at.row_begin);
       if (keys.end <= keys.begin) {  // store_unseen() writes it
-        more = draw.next(next);
+        next = draw_for_warp(draw);
         continue;
       }
       int block = keys.end - 1;
@@ -80,11 +80,11 @@ class Producer {
       load_queries({at, keys});
       // The next tile is drawn before the last blocks: the time it takes would delay the next tile's first loads,
       // but who draws late draws what is left.
-      if (block < keys.begin + 2) more = draw.next(next);
+      if (block < keys.begin + 2) next = draw_for_warp(draw);
       while (--block >= keys.begin) {
         load(k_, shared_.k, &maps_.k, block, kv_head, at.batch);
         load(v_, shared_.v, &maps_.v, block + 1, kv_head, at.batch);
-        if (block == keys.begin + 1) more = draw.next(next);
+        if (block == keys.begin + 1) next = draw_for_warp(draw);
       }
       load(v_, shared_.v, &maps_.v, keys.begin, kv_head, at.batch);
     }
@@ -95,19 +95,23 @@ class Producer {
   __device__ void announce(const TileNote& note, const int bytes) {
     q_.wait_empty();
     note_read_.wait_empty();
-    note_ = note;
+    if (ptx::elect_one()) {
+      note_ = note;
+      q_.expect(bytes);
+    }
     note_read_.advance();
-    q_.expect(bytes);
   }
 
   __device__ void load_queries(const TileNote& note) {
     const RowTile& at = note.rows;
     announce(note, Tile::kWarpgroups * Query::kBytes);
+    if (ptx::elect_one()) {
 #pragma unroll
-    for (int i = 0; i < Tile::kWarpgroups * Query::kCount; ++i) {
-      const int warpgroup = i / Query::kCount;
-      load_panel<Query>(shared_.q[warpgroup], i % Query::kCount, &maps_.q, q_.full(), at.row_begin + 64 * warpgroup,
-                        at.head, at.batch);
+      for (int i = 0; i < Tile::kWarpgroups * Query::kCount; ++i) {
+        const int warpgroup = i / Query::kCount;
+        load_panel<Query>(shared_.q[warpgroup], i % Query::kCount, &maps_.q, q_.full(), at.row_begin + 64 * warpgroup,
+                          at.head, at.batch);
+      }
     }
     q_.advance();
   }
@@ -115,8 +119,10 @@ class Producer {
   __device__ void load(tile::RingCursor<Tile::kStages>& ring, unsigned char (&stages)[Tile::kStages][Key::kBytes],
                        const CUtensorMap* map, const int block, const int head, const int batch) {
     ring.wait_empty();
-    ring.expect(Key::kBytes);
-    load_tile<Key>(stages[ring.stage()], map, ring.full(), block * Tile::kBlockN, head, batch);
+    if (ptx::elect_one()) {
+      ring.expect(Key::kBytes);
+      load_tile<Key>(stages[ring.stage()], map, ring.full(), block * Tile::kBlockN, head, batch);
+    }
     ring.advance();
   }
 

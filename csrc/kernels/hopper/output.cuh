@@ -7,7 +7,7 @@
 #include "attention/lazy_softmax.cuh"
 #include "attention/params.h"
 #include "kernels/hopper/rows.cuh"
-#include "ptx/math.cuh"
+#include "kernels/hopper/store_row.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "tile/warp_gemm.cuh"
@@ -21,46 +21,32 @@ __device__ __forceinline__ float recompute_mark() { return __uint_as_float(0x7fe
 // Results that are not good enough: P out of the range of float32, or not finite, too.
 enum class Mark { kNothing, kOverflow, kNonfinite };
 
-// No shared memory and no barrier: neighbouring lanes trade halves of neighbouring column blocks, so that a quad writes
-// 32 bytes of a row, a whole sector, with each store. True if this warp has left a mark.
+// True if this warp has left a mark.
 template <class Element, int Blocks>
 __device__ __forceinline__ bool store_output(const ForwardParams& p, const RowTile& at, tile::Accumulator<1, Blocks>& o,
                                              LazySoftmax& softmax, const Mark mark) {
   const int lane = threadIdx.x % 32;
-  const int odd = lane % 2;
-  const int column = odd * 8 + lane % 4 / 2 * 4;
+  const int first_row = at.row_begin + threadIdx.x % 128 / 32 * 16 + lane / 4;
+  Element* out = output_row<Element>(p, at, first_row) + stored_column();
   softmax.finish();
   bool useless = false;
   float lse[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = at.row_begin + threadIdx.x % 128 / 32 * 16 + half * 8 + lane / 4;
-    const bool exists = row < p.shape.seqlen_q;
-    Element* out = output_row<Element>(p, at, row) + column;
-    const float scale = softmax.inverse_sum(half);
+    const bool exists = first_row + 8 * half < p.shape.seqlen_q;
     lse[half] = softmax.lse(half);
-    float sum = 0.f;
-#pragma unroll
-    for (int n = 0; n < Blocks; n += 2) {
-      const float (&left)[4] = o[0][n];
-      const float (&right)[4] = o[0][n + 1];
-      sum += left[2 * half] + left[2 * half + 1] + (right[2 * half] + right[2 * half + 1]);
-      const uint32_t a = ptx::cvt_rn_x2_f32<Element>(left[2 * half] * scale, left[2 * half + 1] * scale);
-      const uint32_t b = ptx::cvt_rn_x2_f32<Element>(right[2 * half] * scale, right[2 * half + 1] * scale);
-      const uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
-      ptx::st_global_v2_b32(out + 8 * n, make_uint2(odd ? theirs : a, odd ? b : theirs),
-                            exists && 8 * n + column < p.shape.head_dim);
-    }
-    const bool is_finite = sum - sum == 0.f;  // a NaN or an infinity survives the sum
+    const bool nonfinite = store_row<Element>(out, exists ? p.shape.head_dim - stored_column() : 0, o, half,
+                                              softmax.inverse_sum(half));
     useless |=
-        exists && mark != Mark::kNothing && (softmax.overflowed(half) || (mark == Mark::kNonfinite && !is_finite));
+        exists && mark != Mark::kNothing && (softmax.overflowed(half) || (mark == Mark::kNonfinite && nonfinite));
+    out += 8 * p.out_strides.row;
   }
   useless = __any_sync(0xffffffffu, useless);
   if (useless && lane == 0) lse[0] = recompute_mark();
+  float* const to = lse_row(p, at, first_row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = at.row_begin + threadIdx.x % 128 / 32 * 16 + half * 8 + lane / 4;
-    if (row < p.shape.seqlen_q && lane % 4 == 0) *lse_row(p, at, row) = lse[half];
+    if (first_row + 8 * half < p.shape.seqlen_q && lane % 4 == 0) to[8 * half] = lse[half];
   }
   return useless;
 }
