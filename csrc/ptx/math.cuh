@@ -46,6 +46,29 @@ __device__ __forceinline__ uint32_t cvt_rn_x2_f32<__nv_bfloat16>(const float lo,
   return packed;
 }
 
+// The same of both times `factor`. One statement: as three, the compiler merges the last with its like in another
+// branch, and has values in other registers than where they were computed.
+template <class Element>
+__device__ __forceinline__ uint32_t cvt_rn_x2_f32(float lo, float hi, float factor);
+
+template <>
+__device__ __forceinline__ uint32_t cvt_rn_x2_f32<__half>(const float lo, const float hi, const float factor) {
+  uint32_t packed;
+  asm("{.reg .f32 l, h; mul.f32 l, %1, %3; mul.f32 h, %2, %3; cvt.rn.f16x2.f32 %0, h, l;}"
+      : "=r"(packed)
+      : "f"(lo), "f"(hi), "f"(factor));
+  return packed;
+}
+
+template <>
+__device__ __forceinline__ uint32_t cvt_rn_x2_f32<__nv_bfloat16>(const float lo, const float hi, const float factor) {
+  uint32_t packed;
+  asm("{.reg .f32 l, h; mul.f32 l, %1, %3; mul.f32 h, %2, %3; cvt.rn.bf16x2.f32 %0, h, l;}"
+      : "=r"(packed)
+      : "f"(lo), "f"(hi), "f"(factor));
+  return packed;
+}
+
 // a * b + c, of packed pairs of 16-bit elements.
 template <class Element>
 __device__ __forceinline__ uint32_t fma_x2(uint32_t a, uint32_t b, uint32_t c);

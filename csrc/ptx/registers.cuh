@@ -47,8 +47,8 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// One lane of a whole warp, always the same (sm_90 and later). The compiler knows that it is one, and does not loop over
-// lanes around instructions that are a warp's, such as the copy engine's.
+// One lane of a whole warp, always the same (sm_90 and later). The compiler knows that it is one, and does not loop
+// over lanes around instructions that are a warp's, such as the copy engine's.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(

@@ -33,6 +33,7 @@ class RingCursor {
       : full_(ptx::shared_address(barriers.full)), stage_(passed % Stages), parity_(passed / Stages % 2) {}
 
   __device__ int stage() const { return stage_; }
+  __device__ uint32_t parity() const { return parity_; }
 
   // Consumers: waits for the stage's data. They give the stage back by arriving at empty(), each once.
   __device__ static void wait_both_full(const RingCursor& a, const RingCursor& b) {

@@ -99,4 +99,25 @@ __device__ __forceinline__ void pack_operand(uint32_t (&packed)[MTiles][NTiles /
       }
 }
 
+// The same, with rows 0..7 of each 16 times `factor`.
+template <class Element, int NTiles>
+__device__ __forceinline__ void pack_operand_scaled(uint32_t (&packed)[NTiles / 2][4],
+                                                    const Accumulator<1, NTiles>& acc, const float factor) {
+#pragma unroll
+  for (int n = 0; n < NTiles; ++n) {
+    const float (&c)[4] = acc[0][n];
+    packed[n / 2][n % 2 * 2] = ptx::cvt_rn_x2_f32<Element>(c[0], c[1], factor);
+    packed[n / 2][n % 2 * 2 + 1] = ptx::cvt_rn_x2_f32<Element>(c[2], c[3]);
+  }
+}
+
+// Rows 8 * half on of a 16-row accumulator.
+template <int NTiles>
+__device__ __forceinline__ void scale_half(Accumulator<1, NTiles>& acc, const int half, const float factor) {
+#pragma unroll
+  for (int n = 0; n < NTiles; ++n)
+#pragma unroll
+    for (int e = 2 * half; e < 2 * half + 2; ++e) acc[0][n][e] *= factor;
+}
+
 }  // namespace flash_cuda::tile

@@ -54,7 +54,7 @@ struct TileChoice {
 template <int HeadDim>
 struct ForwardTiles;
 template <>
-struct ForwardTiles<64> : TileChoice<ForwardTile<64, 4, 64, 3>, 4096, ForwardTile<64, 3, 128, 3>> {};
+struct ForwardTiles<64> : TileChoice<ForwardTile<64, 4, 64, 3>, 2048, ForwardTile<64, 3, 128, 3>> {};
 template <>
 struct ForwardTiles<96> : TileChoice<ForwardTile<96, 3, 96, 3>> {};
 template <>

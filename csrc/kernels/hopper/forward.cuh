@@ -4,7 +4,7 @@
 //   persistent thread blocks, which draw tiles of 64 x Warpgroups queries, longest first     grid: multiprocessors
 //     a producer thread streams Q, K_j, V_j through rings in shared memory (forward_loads.cuh)
 //     each consumer warpgroup owns 64 rows: O, m, l in registers
-//       S = Q K_0^T;  P, m, l = softmax step of S (attention/lazy_softmax.cuh)
+//       S = Q K_0^T;  P, m, l = softmax step of S (attention/interleaved_softmax.cuh)
 //       for each further block of keys j
 //         start S' = Q K_j^T and O = O + P V_(j-1) on the tensor cores
 //         P', m, l = softmax step of S' as soon as it is there: half of the rows while O is still being summed
@@ -19,7 +19,7 @@
 
 #include <cstdint>
 
-#include "attention/lazy_softmax.cuh"
+#include "attention/interleaved_softmax.cuh"
 #include "attention/mask.cuh"
 #include "attention/params.h"
 #include "attention/scheduler.h"
@@ -48,10 +48,10 @@ class Consumer {
   static constexpr int kKeyTiles = kBlockN / 8;
 
  public:
-  __device__ __forceinline__ Consumer(const ForwardParams& p, ForwardShared<Tile>& shared, const TileNote& note,
-                                      const int warpgroup)
+  __device__ __forceinline__ Consumer(const ForwardParams& p, ForwardShared<Tile>& shared, const int warpgroup)
       : p_(p),
-        note_(note),
+        notes_(shared.notes),
+        notes_empty_(ptx::shared_address(shared.note_barriers.empty)),
         warpgroup_(warpgroup),
         q_tile_(ptx::shared_address(shared.q) + warpgroup * Query::kBytes),
         k_tiles_(ptx::shared_address(shared.k)),
@@ -59,7 +59,6 @@ class Consumer {
         q_(shared.q_barriers),
         k_(shared.k_barriers),
         v_(shared.v_barriers),
-        note_read_(shared.note_barriers),
         softmax_(p.scale * kLog2e) {}
 
   // All tiles of the thread block. True if this warp has marked rows.
@@ -89,22 +88,19 @@ class Consumer {
   // Waits for Q of the next tile, and lets the blocks pass that only other warpgroups' rows see. False at the end.
   __device__ __forceinline__ bool next_tile() {
     q_.wait_full();
-    const TileNote note = note_;
-    ptx::mbarrier_arrive(note_read_.empty());  // every lane
+    const TileNote& note = notes_[q_.parity()];
     tile_ = note.rows;
     if (tile_.row_begin < 0) return false;
+    const TileNote::Part part = note.parts[warpgroup_];
     tile_.row_begin += 64 * warpgroup_;
-    const int row_end = min_of(tile_.row_begin + 64, p_.shape.seqlen_q);
-    const BlockRange own = p_.band.key_blocks(tile_.row_begin, row_end, p_.shape.seqlen_k, kBlockN);
-    // At least one block in any case, be it to find that no row sees a key of it.
-    const bool exists = tile_.row_begin < row_end && own.begin < own.end;
-    first_block_ = exists ? own.begin : note.keys.begin;
-    block_ = exists ? own.end - 1 : note.keys.begin;
-    pass_blocks(note.keys.end - 1 - block_);
+    first_block_ = part.first;
+    block_ = part.last;
+    pass_blocks(part.before);
     return true;
   }
 
   __device__ __forceinline__ void pass_blocks(const int count) {
+#pragma unroll 1
     for (int i = __shfl_sync(0xffffffffu, count, 0); i > 0; --i) {  // known to be the same for the whole warp
       k_.wait_full();
       give_back(k_.empty());
@@ -141,9 +137,10 @@ class Consumer {
     ptx::wgmma_hold(s_[0]);
     softmax_.clear();
     begin_block(b);
-    softmax_.begin(s_);
-    softmax_.absorb_half(s_, 0);  // p is at most 1
-    softmax_.absorb_half(s_, 1);
+    softmax_.exponents(s_, 0);
+    softmax_.exponents(s_, 1);
+    softmax_.exponentials(s_, 0);
+    softmax_.exponentials(s_, 1);
     softmax_.add_block();
     pack();
     started_ = false;
@@ -162,24 +159,37 @@ class Consumer {
     ptx::wgmma_wait_group<1>();
     ptx::wgmma_hold(s_[0]);
     begin_block(b);
-    // P V of the block before is done by the time the first half of the rows is: P is packed, where it was read until
-    // then, beside the second half's exponentials. The branch keeps the compiler from moving the wait up before the
-    // first half's, where the tensor cores would have nothing else to do.
-    softmax_.begin(s_);
-    if (softmax_.absorb_half(s_, 0)) {
-      wait_for_output(b.v);
-      loaded_ = k_.is_full() & v_.is_full();
-      softmax_.absorb_half(s_, 1);
-      rebase();
+    const bool first = softmax_.first_grew(s_);
+    const bool second = softmax_.second_grew(s_);
+    softmax_.exponentials(s_, 0);
+    // P V of the block before is done by the time the first half of the rows is. The branches keep the compiler from
+    // moving the wait for it up before the first half's exponentials, where the tensor cores would have nothing else to
+    // do, and have everything that a half costs which grew beside the exponentials of the other.
+    if (first) {
+      second ? second_half<true, true>(b.v) : second_half<true, false>(b.v);
     } else {
-      wait_for_output(b.v);
-      loaded_ = k_.is_full() & v_.is_full();
-      const bool large = softmax_.absorb_half(s_, 1);
+      second ? second_half<false, true>(b.v) : second_half<false, false>(b.v);
+    }
+    started_ = true;
+  }
+
+  // Half 1 of the rows, O and P of the halves that grew; P is packed where it was read until now.
+  template <bool First, bool Second>
+  __device__ __forceinline__ void second_half(const uint32_t v_empty) {
+    wait_for_output(v_empty);
+    loaded_ = k_.is_full() & v_.is_full();
+    const float first = First ? softmax_.follow_first() : 1.f;
+    const float second = Second ? softmax_.follow_second() : 1.f;
+    softmax_.exponents(s_, 1);
+    softmax_.exponentials(s_, 1);
+    if constexpr (First) tile::scale_half(o_, 0, first);
+    if constexpr (Second) tile::scale_half(o_, 1, second);
+    if constexpr (First) {
+      tile::pack_operand_scaled<Element>(probabilities_, s_, first);
+    } else {
       pack();
-      if (large) rebase();
     }
     softmax_.add_block();
-    started_ = true;
   }
 
   // O += P V of the last block.
@@ -189,17 +199,17 @@ class Consumer {
     issue_output();
     wait_for_output(v_.empty());
     v_.advance();
+    const TileNote& note = notes_[q_.parity()];
+    const int after = note.parts[warpgroup_].after;
+    const bool all_seen = note.all_seen[warpgroup_];
+    ptx::mbarrier_arrive(notes_empty_ + 8 * q_.parity());  // every lane
     q_.advance();
-    pass_blocks(first_block_ - key_blocks<Tile>(p_, tile_.row_begin - 64 * warpgroup_).begin);
-    store();
+    pass_blocks(after);
+    store(all_seen);
   }
 
   // A result that is not finite may stem from a value that not all of these rows see, unless all see all of each block.
-  __device__ __forceinline__ void store() {
-    const int row = tile_.row_begin;
-    const BlockRange keys = key_blocks<Tile>(p_, row - 64 * warpgroup_);
-    const bool all_seen = p_.band.covers(row, min_of(row + 64, p_.shape.seqlen_q), keys.begin * kBlockN,
-                                         min_of(keys.end * kBlockN, p_.shape.seqlen_k), p_.shape.seqlen_k);
+  __device__ __forceinline__ void store(const bool all_seen) {
     marked_ |= store_output<Element>(p_, tile_, o_, softmax_, all_seen ? Mark::kOverflow : Mark::kNonfinite);
   }
 
@@ -227,12 +237,7 @@ class Consumer {
     if (b.partial) {
       mask_sides<64>(s_[0], p_.band, b.row_begin, threadIdx.x % 128 / 32 * 16, b.first_key, p_.shape.seqlen_k);
     }
-  }
-
-  __device__ __forceinline__ void rebase() {
-    softmax_.rebase(s_);
-    softmax_.scale(o_);
-    pack();
+    softmax_.begin(s_);
   }
 
   __device__ __forceinline__ void pack() {
@@ -244,11 +249,11 @@ class Consumer {
   }
 
   const ForwardParams& p_;
-  const TileNote& note_;
+  const TileNote* notes_;  // of this tile and the next
+  uint32_t notes_empty_;
   int warpgroup_;
   uint32_t q_tile_, k_tiles_, v_tiles_;
   tile::RingCursor<1> q_;
-  tile::RingCursor<1> note_read_;
   tile::RingCursor<Tile::kStages> k_, v_;
   RowTile tile_;
   int block_, first_block_;  // at hand; the last one of the tile that this warpgroup looks at
@@ -256,7 +261,7 @@ class Consumer {
   bool started_ = false;     // O holds a sum
   bool loaded_ = false;      // K and V of the next products are known to have come
   bool marked_ = false;      // some rows of this warp are to be computed anew
-  LazySoftmax softmax_;
+  InterleavedSoftmax softmax_;
   tile::Accumulator<1, kBlockN / 8> s_;
   tile::Accumulator<1, kHeadDim / 8> o_;
   uint32_t probabilities_[kBlockN / 16][4];
@@ -270,7 +275,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   extern __shared__ unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardShared<Tile>*>(shared_bytes +
                                                          (-ptx::shared_address(shared_bytes) & (kSharedAlignment - 1)));
-  __shared__ TileNote note;
 
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
@@ -290,11 +294,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
   if (warp >= 4 * Tile::kWarpgroups) {
     if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (warp == 4 * Tile::kWarpgroups) Producer<Tile>(maps, shared, note).run(p, order, queue);
+    if (warp == 4 * Tile::kWarpgroups) Producer<Tile>(maps, shared).run(p, order, queue);
   } else {
     if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     if (p.band.leaves_rows_unseen(p.shape.seqlen_q, p.shape.seqlen_k)) store_unseen<Element, Tile>(p);
-    const bool marked = Consumer<Element, Tile>(p, shared, note, warp / 4).run();
+    const bool marked = Consumer<Element, Tile>(p, shared, warp / 4).run();
     Recompute<Element, Tile>(p, maps, shared).run(marked);
   }
 #endif

@@ -25,6 +25,19 @@ struct ForwardMaps {
   int group;  // heads_q / heads_kv, divided on the host
 };
 
+// What the producer tells about a tile along with its Q.
+struct TileNote {
+  // Of a warpgroup's 64 rows: the blocks of keys that some of them see, from the right (at least one, be it to find
+  // that no row sees a key of it), and how many of the tile come before and after these.
+  struct alignas(16) Part {
+    int last, first;
+    int before, after;
+  };
+  Part parts[4];
+  RowTile rows;
+  bool all_seen[4];  // all of a warpgroup's rows see all of the tile's keys
+};
+
 template <class Tile>
 struct ForwardShared {
   using Query = tile::Panels<64, Tile::kHeadDim>;
@@ -33,18 +46,13 @@ struct ForwardShared {
   unsigned char k[Tile::kStages][Key::kBytes];
   unsigned char v[Tile::kStages][Key::kBytes];
   tile::RingBarriers<1> q_barriers;
-  tile::RingBarriers<1> note_barriers;  // of which `full` is not used: the note comes with Q
+  tile::RingBarriers<2> note_barriers;  // of which `full` is not used: a note comes with Q
+  TileNote notes[2];
   tile::RingBarriers<Tile::kStages> k_barriers;
   tile::RingBarriers<Tile::kStages> v_barriers;
   uint64_t recompute_barrier;
-  int marked;          // some warp has rows to be computed anew
-  int found;           // the next tile with such rows
-};
-
-// What the producer tells about a tile along with its Q: its rows, and the blocks of keys that some of them sees.
-struct TileNote {
-  RowTile rows;
-  BlockRange keys;
+  int marked;  // some warp has rows to be computed anew
+  int found;   // the next tile with such rows
 };
 
 // One warp: all loads, in the order in which the consumers wait for them. All lanes know where it stands, so that its
@@ -55,10 +63,9 @@ class Producer {
   using Key = typename ForwardShared<Tile>::Key;
 
  public:
-  __device__ Producer(const ForwardMaps& maps, ForwardShared<Tile>& shared, TileNote& note)
+  __device__ Producer(const ForwardMaps& maps, ForwardShared<Tile>& shared)
       : maps_(maps),
         shared_(shared),
-        note_(note),
         q_(shared.q_barriers),
         k_(shared.k_barriers),
         v_(shared.v_barriers),
@@ -77,7 +84,8 @@ class Producer {
       }
       int block = keys.end - 1;
       load(k_, shared_.k, &maps_.k, block, kv_head, at.batch);
-      load_queries({at, keys});
+      announce(p, at, keys);
+      load_queries(at);
       // The next tile is drawn before the last blocks: the time it takes would delay the next tile's first loads,
       // but who draws late draws what is left.
       if (block < keys.begin + 2) next = draw_for_warp(draw);
@@ -88,24 +96,39 @@ class Producer {
       }
       load(v_, shared_.v, &maps_.v, keys.begin, kv_head, at.batch);
     }
-    announce({{-1, 0, 0}, {0, 0}}, 0);
+    announce(p, {-1, 0, 0}, {0, 0});
+    q_.wait_empty();
+    if (ptx::elect_one()) q_.expect(0);
   }
 
  private:
-  __device__ void announce(const TileNote& note, const int bytes) {
-    q_.wait_empty();
+  // The note of the next tile, beside the last steps of the one before.
+  __device__ void announce(const ForwardParams& p, const RowTile& at, const BlockRange& keys) {
     note_read_.wait_empty();
-    if (ptx::elect_one()) {
-      note_ = note;
-      q_.expect(bytes);
-    }
+    TileNote& note = shared_.notes[note_read_.stage()];
     note_read_.advance();
+#pragma unroll 1
+    for (int i = 0; i < Tile::kWarpgroups; ++i) {
+      const int row = at.row_begin + 64 * i;
+      const int row_end = min_of(row + 64, p.shape.seqlen_q);
+      const BlockRange own = p.band.key_blocks(row, row_end, p.shape.seqlen_k, Tile::kBlockN);
+      const bool exists = row < row_end && own.begin < own.end;
+      const int first = exists ? own.begin : keys.begin;
+      const int last = exists ? own.end - 1 : keys.begin;
+      const bool all_seen = p.band.covers(row, row_end, keys.begin * Tile::kBlockN,
+                                          min_of(keys.end * Tile::kBlockN, p.shape.seqlen_k), p.shape.seqlen_k);
+      if (ptx::elect_one()) {
+        note.parts[i] = {last, first, keys.end - 1 - last, first - keys.begin};
+        note.all_seen[i] = all_seen;
+      }
+    }
+    if (ptx::elect_one()) note.rows = at;
   }
 
-  __device__ void load_queries(const TileNote& note) {
-    const RowTile& at = note.rows;
-    announce(note, Tile::kWarpgroups * Query::kBytes);
+  __device__ void load_queries(const RowTile& at) {
+    q_.wait_empty();
     if (ptx::elect_one()) {
+      q_.expect(Tile::kWarpgroups * Query::kBytes);
 #pragma unroll
       for (int i = 0; i < Tile::kWarpgroups * Query::kCount; ++i) {
         const int warpgroup = i / Query::kCount;
@@ -128,9 +151,8 @@ class Producer {
 
   const ForwardMaps& maps_;
   ForwardShared<Tile>& shared_;
-  TileNote& note_;
   tile::RingCursor<1> q_;
-  tile::RingCursor<1> note_read_;
+  tile::RingCursor<2> note_read_;
   tile::RingCursor<Tile::kStages> k_, v_;
 };
 

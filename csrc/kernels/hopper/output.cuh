@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "attention/lazy_softmax.cuh"
+#include "attention/interleaved_softmax.cuh"
 #include "attention/params.h"
 #include "kernels/hopper/rows.cuh"
 #include "kernels/hopper/store_row.cuh"
@@ -24,7 +24,7 @@ enum class Mark { kNothing, kOverflow, kNonfinite };
 // True if this warp has left a mark.
 template <class Element, int Blocks>
 __device__ __forceinline__ bool store_output(const ForwardParams& p, const RowTile& at, tile::Accumulator<1, Blocks>& o,
-                                             LazySoftmax& softmax, const Mark mark) {
+                                             InterleavedSoftmax& softmax, const Mark mark) {
   const int lane = threadIdx.x % 32;
   const int first_row = at.row_begin + threadIdx.x % 128 / 32 * 16 + lane / 4;
   Element* out = output_row<Element>(p, at, first_row) + stored_column();
@@ -35,8 +35,8 @@ __device__ __forceinline__ bool store_output(const ForwardParams& p, const RowTi
   for (int half = 0; half < 2; ++half) {
     const bool exists = first_row + 8 * half < p.shape.seqlen_q;
     lse[half] = softmax.lse(half);
-    const bool nonfinite = store_row<Element>(out, exists ? p.shape.head_dim - stored_column() : 0, o, half,
-                                              softmax.inverse_sum(half));
+    const bool nonfinite =
+        store_row<Element>(out, exists ? p.shape.head_dim - stored_column() : 0, o, half, softmax.inverse_sum(half));
     useless |=
         exists && mark != Mark::kNothing && (softmax.overflowed(half) || (mark == Mark::kNonfinite && nonfinite));
     out += 8 * p.out_strides.row;

@@ -1,6 +1,6 @@
-// The slow way for tiles with a row whose first result is not to be used: P left the range of float32 (LazySoftmax), or
-// a NaN or an infinity came out where a row does not see all keys of a block, so that it may stem from a value that the
-// row must not see: P = 0 does not stop 0 * NaN.
+// The slow way for tiles with a row whose first result is not to be used: P left the range of float32
+// (InterleavedSoftmax), or a NaN or an infinity came out where a row does not see all keys of a block, so that it may
+// stem from a value that the row must not see: P = 0 does not stop 0 * NaN.
 //
 // The same arithmetic in the same order, so that rows without such trouble get the same bits, but one load, product and
 // softmax after the other; and such values are taken out of V, and added to the rows that do see them at the end.
@@ -10,7 +10,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "attention/lazy_softmax.cuh"
+#include "attention/interleaved_softmax.cuh"
 #include "attention/mask.cuh"
 #include "attention/nonfinite.cuh"
 #include "kernels/hopper/forward_loads.cuh"
@@ -102,7 +102,7 @@ class Recompute {
     const BlockRange keys = key_blocks<Tile>(p_, tile.row_begin);
     tile::Accumulator<1, kBlockN / 8> s;
     tile::Accumulator<1, Tile::kHeadDim / 8> o;
-    LazySoftmax softmax(p_.scale * kLog2e);
+    InterleavedSoftmax softmax(p_.scale * kLog2e);
     softmax.clear();
     tile::clear<1, Tile::kHeadDim / 8>(o);
 #pragma unroll 1
@@ -118,16 +118,19 @@ class Recompute {
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_hold(s[0]);
       mask_sides<64>(s[0], p_.band, mine.row_begin, warp_row, block * kBlockN, p_.shape.seqlen_k);
-      softmax.make_room(s);
-      softmax.scale(o);
-      const bool large = softmax.absorb_half(s, 0);
-      if (softmax.absorb_half(s, 1) || large) {
-        softmax.rebase(s);
-        softmax.scale(o);
-      }
+      softmax.begin(s);
+      tile::scale_half(o, 0, softmax.make_room(s));
+      softmax.first_grew(s);
+      softmax.second_grew(s);
+      softmax.exponentials(s, 0);
+      const float first = softmax.follow_first();
+      tile::scale_half(o, 0, first);
+      tile::scale_half(o, 1, softmax.follow_second());
+      softmax.exponents(s, 1);
+      softmax.exponentials(s, 1);
       softmax.add_block();
       uint32_t probabilities[1][kBlockN / 16][4];
-      tile::pack_operand<Element, 1, kBlockN / 8>(probabilities, s);
+      tile::pack_operand_scaled<Element>(probabilities[0], s, first);
 
       if (is_partial(tile, block)) take_nonfinite_out();
       ptx::wgmma_hold(o[0]);

@@ -18,12 +18,12 @@ __device__ __forceinline__ int stored_column() {
   return lane % 2 * 8 + lane % 4 / 2 * 4;
 }
 
-// Row half `half` (0: rows 0..7, 1: rows 8..15) of a 16-row accumulator times `scale`; all lanes. `to` is stored_column()
-// of the lane's row, of which `columns` columns from there on exist: none if the row does not. Their number is a
-// multiple of 4, and the row's address one of 8 bytes. True if what was stored holds a NaN or an infinity.
+// Row half `half` (0: rows 0..7, 1: rows 8..15) of a 16-row accumulator times `scale`; all lanes. `to` is
+// stored_column() of the lane's row, of which `columns` columns from there on exist: none if the row does not. Their
+// number is a multiple of 4, and the row's address one of 8 bytes. True if what was stored holds a NaN or an infinity.
 template <class Element, int Blocks>
-__device__ __forceinline__ bool store_row(Element* const to, const int columns,
-                                          const tile::Accumulator<1, Blocks>& acc, const int half, const float scale) {
+__device__ __forceinline__ bool store_row(Element* const to, const int columns, const tile::Accumulator<1, Blocks>& acc,
+                                          const int half, const float scale) {
   const bool odd = threadIdx.x % 2 != 0;
   uint32_t zero = 0;
 #pragma unroll
