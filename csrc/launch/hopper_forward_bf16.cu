@@ -9,7 +9,7 @@ namespace flash_cuda {
 
 namespace {
 
-// A kernel's barriers are static shared memory. Compiled for anything but sm_90a its body is empty and has none.
+// A kernel's notes are static shared memory. Compiled for anything but sm_90a its body is empty and has none.
 bool ask() {
   using Tile = hopper::ForwardTiles<64>::Short;
   cudaFuncAttributes attributes{};

@@ -48,9 +48,10 @@ class Consumer {
   static constexpr int kKeyTiles = kBlockN / 8;
 
  public:
-  __device__ __forceinline__ Consumer(const ForwardParams& p, ForwardShared<Tile>& shared, const int warpgroup)
+  __device__ __forceinline__ Consumer(const ForwardParams& p, ForwardShared<Tile>& shared, const TileNote (&notes)[2],
+                                      const int warpgroup)
       : p_(p),
-        notes_(shared.notes),
+        notes_(notes),
         notes_empty_(ptx::shared_address(shared.note_barriers.empty)),
         warpgroup_(warpgroup),
         q_tile_(ptx::shared_address(shared.q) + warpgroup * Query::kBytes),
@@ -249,7 +250,7 @@ class Consumer {
   }
 
   const ForwardParams& p_;
-  const TileNote* notes_;  // of this tile and the next
+  const TileNote (&notes_)[2];  // of this tile and the next
   uint32_t notes_empty_;
   int warpgroup_;
   uint32_t q_tile_, k_tiles_, v_tiles_;
@@ -275,6 +276,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   extern __shared__ unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardShared<Tile>*>(shared_bytes +
                                                          (-ptx::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  __shared__ TileNote notes[2];
 
   if (threadIdx.x == 0) {
     constexpr int kWarps = 4 * Tile::kWarpgroups;
@@ -294,11 +296,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for the whole warp
   if (warp >= 4 * Tile::kWarpgroups) {
     if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_dec<Tile::kProducerRegisters>();
-    if (warp == 4 * Tile::kWarpgroups) Producer<Tile>(maps, shared).run(p, order, queue);
+    if (warp == 4 * Tile::kWarpgroups) Producer<Tile>(maps, shared, notes).run(p, order, queue);
   } else {
     if constexpr (Tile::kTradesRegisters) ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
     if (p.band.leaves_rows_unseen(p.shape.seqlen_q, p.shape.seqlen_k)) store_unseen<Element, Tile>(p);
-    const bool marked = Consumer<Element, Tile>(p, shared, warp / 4).run();
+    const bool marked = Consumer<Element, Tile>(p, shared, notes, warp / 4).run();
     Recompute<Element, Tile>(p, maps, shared).run(marked);
   }
 #endif

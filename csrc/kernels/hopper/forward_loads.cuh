@@ -47,7 +47,6 @@ struct ForwardShared {
   unsigned char v[Tile::kStages][Key::kBytes];
   tile::RingBarriers<1> q_barriers;
   tile::RingBarriers<2> note_barriers;  // of which `full` is not used: a note comes with Q
-  TileNote notes[2];
   tile::RingBarriers<Tile::kStages> k_barriers;
   tile::RingBarriers<Tile::kStages> v_barriers;
   uint64_t recompute_barrier;
@@ -63,9 +62,10 @@ class Producer {
   using Key = typename ForwardShared<Tile>::Key;
 
  public:
-  __device__ Producer(const ForwardMaps& maps, ForwardShared<Tile>& shared)
+  __device__ Producer(const ForwardMaps& maps, ForwardShared<Tile>& shared, TileNote (&notes)[2])
       : maps_(maps),
         shared_(shared),
+        notes_(notes),
         q_(shared.q_barriers),
         k_(shared.k_barriers),
         v_(shared.v_barriers),
@@ -105,7 +105,7 @@ class Producer {
   // The note of the next tile, beside the last steps of the one before.
   __device__ void announce(const ForwardParams& p, const RowTile& at, const BlockRange& keys) {
     note_read_.wait_empty();
-    TileNote& note = shared_.notes[note_read_.stage()];
+    TileNote& note = notes_[note_read_.stage()];
     note_read_.advance();
 #pragma unroll 1
     for (int i = 0; i < Tile::kWarpgroups; ++i) {
@@ -151,6 +151,7 @@ class Producer {
 
   const ForwardMaps& maps_;
   ForwardShared<Tile>& shared_;
+  TileNote (&notes_)[2];
   tile::RingCursor<1> q_;
   tile::RingCursor<2> note_read_;
   tile::RingCursor<Tile::kStages> k_, v_;
