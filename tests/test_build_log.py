@@ -87,6 +87,15 @@ def test_hopper_kernels_use_what_only_hopper_has(hopper_code):
         assert re.search(r"\bHGMMA\.", code) and re.search(r"\bUTMALDG\.", code), name
 
 
+def test_hopper_code_can_be_told_from_none(hopper_code):
+    """has_hopper_code() looks for static shared memory, which an empty kernel has not."""
+    done = subprocess.run([cuobjdump(), "-res-usage", _C.__file__], capture_output=True, text=True)
+    usage = re.findall(r"Function (\w+):\n.*?SHARED:(\d+)", done.stdout + done.stderr)
+    reserved = 1024  # of every kernel, by the system
+    shared = [int(size) for name, size in usage if HOPPER_KERNEL.match(name) and "forward" in name]
+    assert shared and min(shared) > reserved
+
+
 def test_hopper_kernels_keep_nothing_in_local_memory(hopper_code):
     """What the log says of spills, for builds that kept none."""
     users = [name for name, code in hopper_code.items() if re.search(r"\b(STL|LDL)\b", code)]
