@@ -2,7 +2,7 @@
 // et al. 2024, sections 3.1 and 3.2).
 //
 //   persistent thread blocks, which draw tiles of 64 x Warpgroups queries, longest first     grid: multiprocessors
-//     a producer thread streams Q, K_j, V_j through rings in shared memory (forward_loads.cuh)
+//     a producer warp streams Q, K_j, V_j through rings in shared memory (forward_loads.cuh)
 //     each consumer warpgroup owns 64 rows: O, m, l in registers
 //       S = Q K_0^T;  P, m, l = softmax step of S (attention/interleaved_softmax.cuh)
 //       for each further block of keys j
