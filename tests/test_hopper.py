@@ -97,15 +97,16 @@ def rounded_as_published(q, k, v):
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("outliers", [False, True])
 def test_error_is_that_of_rounding(head_dim, dtype, outliers):
-    """m follows the row maximum from afar; that must cost next to no accuracy, above all where a
-    few keys have nearly all the weight (the inputs of bench.accuracy)."""
+    """P of every key that is the largest so far is 1 and not rounded, so that the error is a little
+    below that of the published forward (simulated: 0.984 to 0.995 of it), above all where a few
+    keys have nearly all the weight (the inputs of bench.accuracy)."""
     q, k, v = accuracy.draw((2, 2048, 4, head_dim), ("normal", "outliers")[outliers], dtype, 0)
     exact, published = rounded_as_published(q, k, v)
 
     def rmse(out):
         return (out.double() - exact).square().mean().sqrt().item()
 
-    assert rmse(hopper(q, k, v)[0]) <= 1.1 * rmse(published)
+    assert rmse(hopper(q, k, v)[0]) <= 1.002 * rmse(published)
 
 
 FIRST_CALL = """
