@@ -78,7 +78,7 @@ def base_parser(module: str, description: str) -> argparse.ArgumentParser:
         "--peers",
         default="auto",
         help=f"auto, none, or a list of {', '.join(peers.PEER_NAMES)}, ours:fp16, ours:bf16, "
-        "ours:deterministic, ours:KERNEL",
+        "ours:deterministic, ours:KERNEL, variant:NAME",
     )
     p.add_argument("--budget", type=float, default=1.0, help="seconds of timing for a cell")
     p.add_argument(

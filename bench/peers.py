@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench import variant
 from bench.common import one_line
 from bench.contestants import OWN_NAME, Contestant, ours, ours_backward, sdpa_on_views
 from bench.contestants import standard_attention as standard_attention
@@ -120,23 +121,25 @@ def _peer_makers() -> dict[str, Callable[[], Contestant]]:
 # flex is compiled anew for every shape, which costs more than all the rest of a grid.
 OFF_BY_DEFAULT = {"flex"}
 PEER_NAMES = tuple(_peer_makers())
-OWN = "ours:"
+OWN = ("ours:", variant.PREFIX)  # how the names of what is flash_cuda itself begin
 
 
-def _own_variant(name: str, kernel: str) -> Contestant:
+def _own(name: str, kernel: str) -> Contestant:
     """`ours:fp16`, `ours:deterministic` or `ours:KERNEL`: flash_cuda with one thing changed.
 
-    `ours:backward` has SDPA's flash forward.
+    `ours:backward` has SDPA's flash forward. `variant:NAME` is another build (bench/variants.py).
     """
-    variant = name.removeprefix(OWN)
-    if variant in DTYPES:
-        own = ours(kernel, dtype=DTYPES[variant])
-    elif variant == "deterministic":
+    if name.startswith(variant.PREFIX):
+        return variant.contestant(name)
+    change = name.removeprefix(OWN[0])
+    if change in DTYPES:
+        own = ours(kernel, dtype=DTYPES[change])
+    elif change == "deterministic":
         own = ours(kernel, deterministic=True)
-    elif variant == "backward":
+    elif change == "backward":
         own = ours_backward(kernel)
     else:
-        own = ours(variant)
+        own = ours(change)
     return replace(own, name=name)
 
 
@@ -145,8 +148,8 @@ def discover(wanted: str, kernel: str = "auto") -> tuple[list[Contestant], dict[
 
     Args:
         wanted: `auto` (all that import, without flex), `none`, or a comma list of PEER_NAMES and of
-            `ours:fp16`, `ours:bf16`, `ours:deterministic`, `ours:backward`, `ours:KERNEL`
-            (flash_cuda itself).
+            `ours:fp16`, `ours:bf16`, `ours:deterministic`, `ours:backward`, `ours:KERNEL`,
+            `variant:NAME` (flash_cuda itself).
         kernel: the kernel of all `ours:` but `ours:KERNEL`.
 
     Returns:
@@ -162,13 +165,12 @@ def discover(wanted: str, kernel: str = "auto") -> tuple[list[Contestant], dict[
         names = [name for name in wanted.split(",") if name and name != "none"]
     unknown = [name for name in names if name not in makers and not name.startswith(OWN)]
     if unknown:
-        raise ValueError(
-            f"--peers: expected {', '.join(makers)} or ours:VARIANT, got {', '.join(unknown)}"
-        )
+        known = ", ".join([*makers, "ours:CHANGE"])
+        raise ValueError(f"--peers: expected {known} or variant:NAME, got {', '.join(unknown)}")
     found, missing = [], {}
     for name in names:
         try:
-            maker = makers.get(name) or functools.partial(_own_variant, name, kernel)
+            maker = makers.get(name) or functools.partial(_own, name, kernel)
             found.append(maker())
         except Exception as error:  # a broken wheel can raise anything while it is imported
             missing[name] = one_line(error)

@@ -146,7 +146,7 @@ def test_peers_that_are_not_here_become_reasons():
 
 
 def test_unknown_peer_is_an_error_that_lists_the_names():
-    with pytest.raises(ValueError, match="expected sdpa-flash, .* or ours:VARIANT, got fa9"):
+    with pytest.raises(ValueError, match="expected sdpa-flash, .* or variant:NAME, got fa9"):
         peers.discover("fa9")
 
 
