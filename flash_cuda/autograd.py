@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flash_cuda import kernel_names
+from flash_cuda import checks, kernel_names
 from flash_cuda.ops import BWD, FWD, call
 
 # The autograd kernels of the ops are Python functions; an eager call that records its own gradient,
@@ -76,6 +76,28 @@ class Attention(torch.autograd.Function):
         return *gradients, None, None, None
 
 
+class AttentionInVmap(torch.autograd.Function):
+    """Attention as torch.vmap takes it, sample by sample; returns (out, lse)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, options, deterministic):
+        return call(FWD, q, k, v, **options)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *qkv, ctx.options, ctx.deterministic = inputs
+        ctx.save_for_backward(*qkv, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        if dout is None and dlse is None:
+            return (None,) * 5
+        return *_gradients(ctx, dout, dlse, ctx.options, ctx.deterministic), None, None
+
+
 # Function.apply without its Python half, which serves torch.func and default arguments and costs
 # a third of the host time of an eager call (torch 2.11: 2.3 of 6.6 us).
 _apply_eagerly = super(torch.autograd.Function, Attention).apply
@@ -83,21 +105,22 @@ _apply_eagerly = super(torch.autograd.Function, Attention).apply
 
 def attend(q, k, v, options: dict, deterministic: bool, return_lse: bool):
     """fwd by the shortest way; `options` are the keywords of the op."""
-    if (
-        forward_ad._current_level >= 0
-    ):  # below the autograd kernels a tangent would be lost silently
-        raise NotImplementedError(
-            "flash_cuda.attention: forward-mode differentiation is not supported; use "
-            "flash_cuda.reference.attention"
-        )
+    compiling = torch.compiler.is_compiling()
+    transformed = not compiling and torch._C._are_functorch_transforms_active()
+    if transformed or forward_ad._current_level >= 0:
+        checks.check_transforms("flash_cuda.attention")
+        # It is torch.vmap, where a tensor does not tell whether it requires gradients.
+        out, lse = AttentionInVmap.apply(q, k, v, options, deterministic)
+        return (out, lse) if return_lse else out
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         if "kernel_name" in options:
             kernel = kernel_names.gradient_kernel(options["kernel_name"])
-            kernel_names.check_backward("flash_cuda.attention", kernel)
-        plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-        apply = _apply_eagerly if plain else Attention.apply
+            if kernel_names.forward_only(kernel):
+                kernel_names.check("flash_cuda.attention", kernel, q.device.type, q.shape[-1])
+                kernel_names.check_backward("flash_cuda.attention", kernel)
+        apply = Attention.apply if compiling else _apply_eagerly
         return apply(q, k, v, options, deterministic, return_lse)
-    with below_autograd():
+    with nullcontext() if compiling else _BelowAutograd():
         out, lse = call(FWD, q, k, v, **options)
     return (out, lse) if return_lse else out
 
@@ -116,8 +139,8 @@ def _fwd_backward(ctx, dout, dlse):
 
 def _bwd_backward(ctx, *gradients):
     raise RuntimeError(
-        "flash_cuda.bwd: double backward is not supported; for gradients of gradients write "
-        "attention in plain PyTorch (flash_cuda.reference.attention)"
+        "flash_cuda.bwd: double backward is not supported; for gradients of gradients take "
+        f"{checks.PLAIN_ATTENTION}"
     )
 
 
@@ -128,9 +151,13 @@ AUTOCAST_KEYS = {
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v in the dtype of the enclosing torch.autocast; float64 stays, as in torch."""
+    """q, k, v in the dtype of the enclosing torch.autocast; as in torch, float64 stays, and what
+    is not floating point."""
     dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t.dtype in (dtype, torch.float64) else t.to(dtype) for t in (q, k, v))
+    kept = (dtype, torch.float64)
+    return tuple(
+        t if t.dtype in kept or not t.is_floating_point() else t.to(dtype) for t in (q, k, v)
+    )
 
 
 def below_autocast(device: str):

@@ -5,16 +5,19 @@ The CUDA op does the same checks in C++ (csrc/ops), with the same texts:
 wrong dtype a TypeError, what a kernel does not serve a NotImplementedError.
 """
 
-import math
+import numbers
 import sys
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flash_cuda import kernel_names
 
 MAX_HEAD_DIM = 256
 CUDA_DTYPES = (torch.float16, torch.bfloat16)
+# What errors name for what the kernels do not do.
+PLAIN_ATTENTION = "`from flash_cuda.reference import attention`, which returns (out, lse)"
 
 
 def _fail(op: str, argument: str, expected: str, got: object, error: type = ValueError):
@@ -27,7 +30,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _check_dtype(op: str, q: Tensor) -> None:
     if q.device.type == "cuda" and q.dtype not in CUDA_DTYPES:
-        remedy = 'cast the inputs or call under torch.autocast("cuda", dtype=torch.bfloat16)'
+        remedy = "cast the inputs"
+        if op != "flash_cuda.bwd":  # which autocast leaves alone
+            remedy += ' or call under torch.autocast("cuda", dtype=torch.bfloat16)'
         got = f"{dtype_name(q.dtype)}; {remedy}"
         _fail(op, "q", "float16 or bfloat16", got, TypeError)
     if not q.is_floating_point():
@@ -66,8 +71,10 @@ def check_inputs(
     for name, value in (("window_left", window_left), ("window_right", window_right)):
         if value < -1:
             _fail(op, name, "a width >= 0, or -1 for no limit", value)
-    if isinstance(scale, float) and not 0 <= scale < math.inf:
-        _fail(op, "scale", "a finite number >= 0", f"{scale:f}")
+    # The kernels and float32 hold no larger one.
+    most = sys.float_info.max if q.dtype == torch.float64 else torch.finfo(torch.float32).max
+    if isinstance(scale, float) and not 0 <= scale <= most:
+        _fail(op, "scale", "a finite number >= 0", f"{scale:g}")
     kernel_names.check(op, kernel, q.device.type, head_dim)
 
 
@@ -89,7 +96,7 @@ def check_gradients(
             _fail(op, name, f"shape {tuple(q.shape)} like q", tuple(tensor.shape))
     rows = (q.shape[0], q.shape[2], q.shape[1])
     for name, tensor in (("lse", lse), ("dlse", dlse)):
-        if tensor is None:
+        if name == "dlse" and tensor is None:
             continue
         if tensor.dtype != lse_dtype(q):
             _fail(op, name, dtype_name(lse_dtype(q)), dtype_name(tensor.dtype), TypeError)
@@ -113,6 +120,8 @@ def window_pair(op: str, window: object, argument: str = "window") -> tuple[int,
             _fail(op, f"{argument} {name}", "an int", repr(value), TypeError)
         if value < -1:
             _fail(op, f"{argument} {name}", "a width >= 0, or -1 for no limit", value)
+        if isinstance(value, int) and value >= 2**63:
+            _fail(op, f"{argument} {name}", "a width below 2^63, or -1 for no limit", value)
     return window[0], window[1]
 
 
@@ -120,6 +129,42 @@ def check_tensors(op: str, **tensors: object) -> None:
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             _fail(op, name, "a torch.Tensor", type(value).__name__, TypeError)
+
+
+def check_kernel_type(op: str, kernel: object) -> None:
+    if not isinstance(kernel, str):
+        _fail(op, "kernel", "a str", type(kernel).__name__, TypeError)
+
+
+def check_scale_type(op: str, scale: object) -> None:
+    """A number, torch's symbolic one and a tensor of one element included."""
+    if not isinstance(scale, (numbers.Real, torch.SymFloat, torch.SymInt, Tensor)):
+        _fail(op, "scale", "a number or None", type(scale).__name__, TypeError)
+
+
+def check_transforms(op: str) -> None:
+    """Refuses what would lose a derivative silently: a tangent below the autograd kernels, say."""
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            f"{op}: forward-mode differentiation is not supported; use {PLAIN_ATTENTION}"
+        )
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return
+    levels = torch._C._functorch.get_interpreter_stack()
+    if any(level.key() == torch._C._functorch.TransformType.Grad for level in levels):
+        raise NotImplementedError(
+            f"{op}: the gradient transforms of torch.func are not supported; call backward() or "
+            f"torch.autograd.grad, or use {PLAIN_ATTENTION}"
+        )
+
+
+def check_types(op: str, scale: object, kernel: object, **tensors: object) -> None:
+    """What the dispatcher would refuse in words of its own, and what it would lose silently."""
+    check_tensors(op, **tensors)
+    check_kernel_type(op, kernel)
+    if scale is not None:
+        check_scale_type(op, scale)
+    check_transforms(op)
 
 
 def torch_too_old(version: str, minimum: tuple[int, int] = (2, 10)) -> str | None:

@@ -127,8 +127,10 @@ def _self_check(device: str, dtype: torch.dtype) -> Finding:
         error = errors.max().item()
     except Exception as failure:  # whatever goes wrong is what the user must read
         sentence = str(failure).strip().split("\n")[0]
-        remedy = "install again with FLASH_CUDA_BUILD_KERNELS unset and TORCH_CUDA_ARCH_LIST="
-        remedy += f"{_capability(device)} set" if device != "cpu" else "unset"
+        remedy = "please report this line with your versions of flash_cuda and torch"
+        if device != "cpu":
+            remedy = "install again with FLASH_CUDA_BUILD_KERNELS unset and TORCH_CUDA_ARCH_LIST="
+            remedy += _capability(device)
         return Finding(False, f"{name}: {type(failure).__name__}: {sentence}", remedy)
     ok = error <= 2
     text = f"{name}: error {error:.2f} x that of plain PyTorch, against float64"

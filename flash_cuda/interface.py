@@ -46,8 +46,8 @@ def attention(
 
     Returns:
         out (batch, seqlen_q, heads, head_dim), contiguous, in the dtype of q; with return_lse also
-        lse (batch, heads, seqlen_q), float32, natural logarithm. A row that sees no key has
-        out = 0, lse = -inf and zero gradients.
+        lse (batch, heads, seqlen_q), natural logarithm, float32 (float64 for float64 inputs on the
+        CPU). A row that sees no key has out = 0, lse = -inf and zero gradients.
 
     Raises:
         ValueError, TypeError, NotImplementedError: an argument that Python checks, named.
@@ -56,8 +56,12 @@ def attention(
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         checks.check_tensors("flash_cuda.attention", q=q, k=k, v=v)
     # Defaults are left out: every keyword costs the dispatcher host time.
-    options = {"kernel_name": kernel} if kernel != "auto" else {}
+    options = {}
+    if kernel != "auto":
+        checks.check_kernel_type("flash_cuda.attention", kernel)
+        options["kernel_name"] = kernel
     if scale is not None:
+        checks.check_scale_type("flash_cuda.attention", scale)
         options["scale"] = scale
     if window != (-1, -1):
         left, right = checks.window_pair("flash_cuda.attention", window)

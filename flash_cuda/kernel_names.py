@@ -74,7 +74,7 @@ def check(op: str, kernel: str, device: str, head_dim: int) -> None:
         _refuse(op, kernel, why, ", ".join(LAB_BUDGETS), ValueError)
     if head_dim > LAB_MAX_HEAD_DIM:
         why = f"serves head_dim from 1 to {LAB_MAX_HEAD_DIM}, got {head_dim}"
-        _refuse(op, kernel, why, "auto, v2", NotImplementedError)
+        _refuse(op, kernel, why, "auto, hopper, v2", NotImplementedError)
 
 
 def check_backward(op: str, kernel: str) -> None:

@@ -51,12 +51,13 @@ def fwd(
             flash_cuda.attention takes it.
 
     Returns:
-        out (b, sq, h, d) in the dtype of q and lse (b, h, sq) float32, natural logarithm, both
-        contiguous. A row that sees no key has out = 0 and lse = -inf.
+        out (b, sq, h, d) in the dtype of q; lse (b, h, sq), natural logarithm, float32 (float64 for
+        float64 inputs on the CPU); both contiguous. A row that sees no key: out = 0, lse = -inf.
 
     Raises:
         RuntimeError (CUDA), ValueError, TypeError or NotImplementedError (CPU) naming the argument.
     """
+    checks.check_types("flash_cuda.fwd", scale, kernel, q=q, k=k, v=v)
     window = {"window_left": window_left, "window_right": window_right}
     return call(FWD, q, k, v, scale=scale, kernel_name=kernel, **window)
 
@@ -84,11 +85,11 @@ def bwd(
     Args:
         dout: gradient of out, (b, sq, h, d), any strides.
         q, k, v, scale, window_left, window_right: as given to `fwd`.
-        kernel: "auto", "v2", "v1" (CUDA) or "reference" (CPU). "auto" on CUDA is v2, also behind a
-            forward by hopper. v1 has one tile size a head dim, whatever budget stands behind its
-            name, and is deterministic.
+        kernel: "auto", "hopper", "v2", "v1" (CUDA) or "reference" (CPU). "auto" on CUDA is hopper
+            where it runs and d is 33 at least, else v2. v1 has one tile size a head dim, whatever
+            budget stands behind its name, and is deterministic.
         out, lse: as returned by `fwd`.
-        dlse: gradient of lse, (b, h, sq) float32, or None for zero.
+        dlse: gradient of lse, (b, h, sq) in the dtype of lse, or None for zero.
         deterministic: the same bits at every repeat, for a little time and memory.
         need_dq, need_dk, need_dv: which gradients to compute.
 
@@ -98,6 +99,7 @@ def bwd(
     Raises:
         As `fwd`.
     """
+    checks.check_types("flash_cuda.bwd", scale, kernel, dout=dout, q=q, k=k, v=v, out=out, lse=lse)
     return call(
         BWD,
         dout,

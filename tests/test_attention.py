@@ -311,6 +311,15 @@ def test_autocast_leaves_float64():
         assert flash_cuda.attention(q, k, v).dtype == torch.float64
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_autocast_casts_no_other_kinds(dtype):
+    q = torch.ones(1, 4, 1, 8).to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for call in (flash_cuda.attention, flash_cuda.fwd):
+            with pytest.raises(TypeError, match="q: expected a floating point dtype, got"):
+                call(q, q, q)
+
+
 @pytest.mark.parametrize("band", BANDS)
 def test_huge_window_is_open(band):
     """A window wider than the sequence is no window, up to the largest 64-bit integer."""

@@ -17,12 +17,17 @@ ERRORS = (RuntimeError, ValueError, TypeError)
 CORNERS = "<kv_outer|q_outer>/<split_k|split_q>/<eager|deferred>[/<M>KB]"
 
 
-def available(op, device):
-    """What an error lists on a machine whose GPU, if it has one, is GPU 0."""
+def for_every_head_dim(fake=False):
+    """The kernels on CUDA that serve all; a fake tensor has no GPU that could lack hopper."""
+    hopper = fake or doctor.forward_kernel("cuda")[0] == "hopper"
+    return f"auto, {'hopper, ' * hopper}v2"
+
+
+def available(op, device, fake=False):
+    """What an error lists on a machine whose GPU, if it is to have one, is GPU 0."""
     if device == "cpu":
         return "auto, reference"
-    first = doctor.forward_kernel("cuda")[0] if torch.cuda.is_available() else "hopper"
-    names = f"auto, {'hopper, ' * (first == 'hopper')}v2, v1[/<M>KB]"
+    names = f"{for_every_head_dim(fake)}, v1[/<M>KB]"
     return names if op == "flash_cuda.bwd" else f"{names}, {CORNERS}"
 
 
@@ -95,6 +100,10 @@ def test_inputs(device, name):
         ({"scale": float("nan")}, "scale: expected a finite number >= 0, got nan"),
         ({"scale": float("inf")}, "scale: expected a finite number >= 0, got inf"),
         ({"scale": -0.5}, "scale: expected a finite number >= 0, got -0.5"),
+        ({"scale": -1e-12}, "scale: expected a finite number >= 0, got -1e-12"),
+        ({"scale": 1e39}, "scale: expected a finite number >= 0, got 1e+39"),
+        ({"scale": "1"}, "scale: expected a number or None, got str"),
+        ({"kernel": None}, "kernel: expected a str, got NoneType"),
         *(
             ({"kernel": name}, f'kernel: expected one of {{available}}, got "{name}"')
             for name in (
@@ -143,7 +152,7 @@ LAB_ERRORS = [
             name,
             256,
             NotImplementedError,
-            "serves head_dim from 1 to 128, got 256; available here: auto, v2",
+            "serves head_dim from 1 to 128, got 256; available here: {for_every_head_dim}",
         )
         for name in ("v1", "v1/48KB", "q_outer/split_q/deferred")
     ),
@@ -163,15 +172,16 @@ def forward_and_backward(device, head_dim):
     }
 
 
-def check_lab_errors(device, raised):
+def check_lab_errors(device, raised, fake=False):
     """`raised` maps the error of Python's checks to what is raised here."""
     for kernel, head_dim, kind, text in LAB_ERRORS:
+        text = text.format(for_every_head_dim=for_every_head_dim(fake))
         for op, call in forward_and_backward(device, head_dim).items():
             assert fails(op, f'kernel "{kernel}" {text}', call, kernel) is raised(kind)
     backward = forward_and_backward(device, 64)["flash_cuda.bwd"]
     corners = [name + budget for name in FORWARD_ONLY for budget in ("", "/99KB")]
     for kernel in corners:
-        here = available("flash_cuda.bwd", device)
+        here = available("flash_cuda.bwd", device, fake)
         text = f'kernel "{kernel}" is forward only; available here: {here}'
         kind = fails("flash_cuda.bwd", text, backward, kernel)
         assert kind is raised(NotImplementedError)
@@ -185,7 +195,7 @@ def test_lab_kernels_on_cuda():
 @pytest.mark.parametrize("device", ["cuda", "meta"])
 def test_lab_kernels_on_fakes(device):
     with torch._subclasses.FakeTensorMode():
-        check_lab_errors(device, lambda kind: kind)
+        check_lab_errors(device, lambda kind: kind, fake=True)
         forward, backward = forward_and_backward(device, 128).values()
         for kernel in kernel_names.LAB_KERNELS:
             for budget in ("", "/48KB", "/99KB", "/163KB", "/227KB"):
@@ -244,6 +254,7 @@ def test_gradient_inputs(device):
     fails(op, f"lse: {rows}", bwd, lse=lse.transpose(1, 2))
     fails(op, f"dlse: {rows}", bwd, dlse=dlse.transpose(1, 2))
     fails(op, "lse: expected float32, got float16", bwd, lse=lse.half())
+    fails(op, "lse: expected a torch.Tensor, got NoneType", bwd, lse=None)
 
 
 @pytest.mark.gpu
@@ -270,6 +281,10 @@ def test_fakes_say_what_the_cuda_op_says():
         q = torch.empty(2, 5, 6, 64, device="cuda")
         text = "q: expected float16 or bfloat16, got float32; cast the inputs"
         assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q) is TypeError
+        # Autocast casts for fwd only.
+        lse = torch.empty(2, 6, 5, device="cuda")
+        with pytest.raises(TypeError, match="got float32; cast the inputs$"):
+            flash_cuda.bwd(q, q, q, q, q, lse)
         q = q.half()
         text = f"kernel: expected one of auto, hopper, v2, v1[/<M>KB], {CORNERS}, got"
         assert fails("flash_cuda.fwd", text, flash_cuda.fwd, q, q, q, kernel="v3") is ValueError
@@ -284,6 +299,11 @@ def test_fakes_say_what_the_cuda_op_says():
         ((0, True), TypeError, "window right: expected an int, got True"),
         ((None, 0), TypeError, "window left: expected an int, got None"),
         ((0, -2), ValueError, "window right: expected a width >= 0, or -1 for no limit, got -2"),
+        (
+            (2**63, 0),
+            ValueError,
+            f"window left: expected a width below 2^63, or -1 for no limit, got {2**63}",
+        ),
     ],
 )
 def test_window(window, kind, text):
@@ -296,6 +316,31 @@ def test_not_a_tensor():
     q, k, v, _, _ = make_inputs(CASE, "cpu")
     text = "v: expected a torch.Tensor, got list"
     fails("flash_cuda.attention", text, flash_cuda.attention, q, k, v.tolist())
+    fails("flash_cuda.fwd", text, flash_cuda.fwd, q, k, v.tolist())
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"kernel": None}, "kernel: expected a str, got NoneType"),
+        ({"scale": "1"}, "scale: expected a number or None, got str"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_option_types_of_attention(options, text, requires_grad):
+    q, k, v, _, _ = make_inputs(CASE, "cpu")
+    q.requires_grad_(requires_grad)
+    kind = fails("flash_cuda.attention", text, flash_cuda.attention, q, k, v, **options)
+    assert kind is TypeError
+
+
+def test_a_forward_only_kernel_on_the_cpu_with_gradients():
+    q, k, v, _, _ = make_inputs(CASE, "cpu")
+    kernel = "q_outer/split_q/eager"
+    text = f'kernel "{kernel}" runs on CUDA tensors; available here: auto, reference'
+    op = "flash_cuda.attention"
+    fails(op, text, flash_cuda.attention, q.requires_grad_(), k, v, kernel=kernel)
 
 
 def test_kinds_on_the_cpu():

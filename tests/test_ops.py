@@ -146,7 +146,47 @@ def test_names():
     assert isinstance(flash_cuda.__version__, str)
 
 
-def test_forward_mode_is_refused():
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kernel", ["auto", "v2"])
+def test_vmap_keeps_the_gradients(device, kernel):
+    """Of tensors outside too: inside vmap no tensor says that it requires gradients."""
+    if device == "cpu" and kernel != "auto":
+        pytest.skip("runs on CUDA tensors")
+    case = Case(17, 33, 4, 2, 32, *CAUSAL, torch.float16)
+    stacks = [torch.stack([t, 2 * t]) for t in make_inputs(case, device)[:3]]
+
+    def loss(q, k, v):
+        out, lse = flash_cuda.attention(
+            q, k, v, causal=True, deterministic=True, kernel=kernel, return_lse=True
+        )
+        return out.float().square().sum() + lse.sin().sum() + (q.float() * out.float()).sum()
+
+    def total(run):
+        leaves = [t.detach().requires_grad_() for t in stacks]
+        run(*leaves).sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    mine = total(torch.vmap(loss))
+    theirs = total(lambda *t: torch.stack([loss(*sample) for sample in zip(*t, strict=True)]))
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a, b)
+    # An input that the samples share, and none that requires gradients.
+    q, k, v = (t[0] for t in stacks)
+    shared = torch.vmap(lambda q: flash_cuda.attention(q, k, v, kernel=kernel))(stacks[0])
+    assert torch.equal(shared[0], flash_cuda.attention(q, k, v, kernel=kernel))
+
+
+def test_derivatives_that_would_be_lost_are_refused():
     q = torch.randn(1, 4, 1, 8)
-    with pytest.raises(NotImplementedError, match="forward-mode differentiation"):
-        torch.func.jvp(lambda t: flash_cuda.attention(t, q, q), (q,), (q,))
+    out, lse = flash_cuda.fwd(q, q, q)
+
+    def backward(q, k, v):
+        return flash_cuda.bwd(out, q, k, v, out, lse)[0]
+
+    for function in (flash_cuda.attention, lambda *t: flash_cuda.fwd(*t)[0], backward):
+        with pytest.raises(NotImplementedError, match="forward-mode differentiation"):
+            torch.func.jvp(lambda t, f=function: f(t, q, q), (q,), (q,))
+        with pytest.raises(NotImplementedError, match="gradient transforms of torch.func"):
+            torch.func.grad(lambda t, f=function: f(t, q, q).sum())(q)
+        with pytest.raises(NotImplementedError, match="gradient transforms of torch.func"):
+            torch.func.grad(lambda t, f=function: torch.vmap(f)(t, t, t).sum())(q[None])

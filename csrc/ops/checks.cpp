@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 namespace flash_cuda::ops {
@@ -29,8 +31,10 @@ std::string device_text(const Tensor& t) {
 void check_dtype(const char* op, const char* argument, const Tensor& t) {
   const ScalarType type = t.scalar_type();
   if (type == ScalarType::Half || type == ScalarType::BFloat16) return;
+  const bool autocasts = std::string_view(op) != "flash_cuda.bwd";
   fail(op, argument, "float16 or bfloat16",
-       dtype_text(type) + "; cast the inputs or call under torch.autocast(\"cuda\", dtype=torch.bfloat16)");
+       dtype_text(type) + "; cast the inputs" +
+           (autocasts ? " or call under torch.autocast(\"cuda\", dtype=torch.bfloat16)" : ""));
 }
 
 void check_dim4(const char* op, const char* argument, const Tensor& t) {
@@ -123,7 +127,11 @@ Band check_window(const char* op, const Shape& shape, const int64_t left, const 
 
 float check_scale(const char* op, const std::optional<double> scale, const int head_dim) {
   if (!scale.has_value()) return 1.f / std::sqrt(float(head_dim));
-  if (!std::isfinite(float(*scale)) || *scale < 0) fail(op, "scale", "a finite number >= 0", std::to_string(*scale));
+  if (!std::isfinite(float(*scale)) || *scale < 0) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", *scale);
+    fail(op, "scale", "a finite number >= 0", text);
+  }
   return std::max(float(*scale), std::numeric_limits<float>::min());
 }
 

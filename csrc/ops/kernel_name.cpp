@@ -54,9 +54,10 @@ std::string why_hopper_does_not_run(const DeviceLimits& limits) {
   return "is not in this build: rebuild with TORCH_CUDA_ARCH_LIST=9.0a";
 }
 
-// The choice that a name of the lab stands for, checked as far as it depends on neither op nor device; `available` is
-// what an error lists.
-LabChoice parse_lab(const char* op, const std::string& kernel, const int head_dim, const char* available) {
+// The choice that a name of the lab stands for, checked as far as it does not depend on the op; `available` is what an
+// error lists.
+LabChoice parse_lab(const char* op, const std::string& kernel, const int head_dim, const DeviceLimits& limits,
+                    const char* available) {
   if (kernel == "reference") refuse(op, kernel, "runs on CPU tensors", available);
   const auto choice = parse_lab_name(kernel);
   if (!choice.has_value()) fail(op, "kernel", std::string("one of ") + available, "\"" + kernel + "\"");
@@ -66,7 +67,7 @@ LabChoice parse_lab(const char* op, const std::string& kernel, const int head_di
   if (head_dim > kMostLabHeadDim) {
     refuse(op, kernel,
            "serves head_dim from 1 to " + std::to_string(kMostLabHeadDim) + ", got " + std::to_string(head_dim),
-           "auto, v2");
+           hopper_runs(limits) ? "auto, hopper, v2" : "auto, v2");
   }
   return *choice;
 }
@@ -81,7 +82,7 @@ ForwardKernel check_forward_kernel(const char* op, const std::string& kernel, co
     if (!hopper_runs(limits)) refuse(op, kernel, why_hopper_does_not_run(limits), kForwards);
     return {KernelFamily::hopper};
   }
-  LabChoice lab = parse_lab(op, kernel, head_dim, hopper_runs(limits) ? kForwardsOnHopper : kForwards);
+  LabChoice lab = parse_lab(op, kernel, head_dim, limits, hopper_runs(limits) ? kForwardsOnHopper : kForwards);
   if (lab.budget_kb == 0) lab.budget_kb = default_budget_kb(head_dim, limits.shared_memory);
   const int most_kb = limits.shared_memory / 1024;
   if (lab.budget_kb > most_kb) refuse(op, kernel, needs_shared_memory(lab.budget_kb, limits), budgets(most_kb));
@@ -101,7 +102,7 @@ KernelFamily check_backward_kernel(const char* op, const std::string& kernel, co
     return KernelFamily::hopper;
   }
   const char* available = hopper_runs(limits) ? kBackwardsOnHopper : kBackwards;
-  if (!is_v1(parse_lab(op, kernel, head_dim, available))) refuse(op, kernel, "is forward only", available);
+  if (!is_v1(parse_lab(op, kernel, head_dim, limits, available))) refuse(op, kernel, "is forward only", available);
   return KernelFamily::lab;
 }
 
