@@ -24,7 +24,7 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 test: lint $(EXTENSION) ## set up .venv, build every kernel, lint, run the tests (GPU ones where there is a GPU)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: $(EXTENSION) ## forward, backward, memory and overhead tables (needs a GPU)
+bench: $(EXTENSION) ## speed, accuracy, memory and overhead tables (needs a GPU)
 	$(BIN)/python -m bench.all $(BENCH_ARGS)
 
 lint: $(STAMPS)/tools ## ruff over all Python

@@ -1,7 +1,7 @@
 """Backward pass alone: `python -m bench.backward`, through torch.autograd.grad on a retained graph.
 
-  python -m bench.backward --grid issue2 --peers sdpa-flash --bar sdpa-flash:1.00:0.90
-  python -m bench.backward --grid issue2 --peers ours:fp16,ours:deterministic
+  python -m bench.backward --grid four --peers sdpa-flash --bar sdpa-flash:1.00:0.90
+  python -m bench.backward --grid four --peers ours:fp16,ours:deterministic
   ncu --profile-from-start off --clock-control none --set full -o backward \\
       python -m bench.backward --profile --d 128 --causal 1 --seq 4096
 """

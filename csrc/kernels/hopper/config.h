@@ -10,8 +10,8 @@ namespace flash_cuda::hopper {
 inline constexpr int kSharedAlignment = 1024;
 
 // Forward: Warpgroups x 64 queries by BlockN keys, Stages blocks each of K and V in shared memory at a time. One thread
-// block fills a multiprocessor: its warpgroups, and one more for the thread that loads. Of those of a single warpgroup,
-// which come with one warp for that thread, two share a multiprocessor where their shared memory allows it.
+// block fills a multiprocessor: its warpgroups, and one more for the warp that loads. Of those of a single warpgroup,
+// which come with that warp alone, two share a multiprocessor where their shared memory allows it.
 template <int HeadDim, int Warpgroups, int BlockN, int Stages>
 struct ForwardTile {
   static constexpr int kHeadDim = HeadDim;

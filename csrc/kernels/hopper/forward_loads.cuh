@@ -1,4 +1,4 @@
-// What the forward keeps in shared memory, and the thread that loads it.
+// What the forward keeps in shared memory, and the warp that loads it.
 #pragma once
 
 #include <cuda.h>
